@@ -1,0 +1,121 @@
+"""Key names of the bucket, and their way back to (run, version, file). Pure.
+
+Owns every path-like string of the contract. Nothing that was read from a bucket or a request is
+joined into a key or a path anywhere else: it first becomes a checked run id, an integer version or
+one of the two file names here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from adapter_bucket.errors import ConfigError
+
+RUNS_PREFIX = "runs/"
+"""Everything the contract owns lives below this prefix of the bucket URL."""
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+"""The files of a version, exactly: a plain PEFT adapter directory."""
+
+MAX_VERSION = 99_999_999
+"""Largest policy version: eight digits keep keys sortable by name."""
+
+# First and last character are alphanumeric, so that a run id is never hidden, relative, or an
+# option; no "/" and no "%" so that it is the same in a key, a path and a URL.
+_RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,78}[A-Za-z0-9])?\Z")
+_ADAPTER_NAME = re.compile(r"(?P<run>.+)-v(?P<version>0|[1-9][0-9]{0,7})\Z", re.DOTALL)
+_MANIFEST_KEY = re.compile(r"runs/(?P<run>[^/]+)/manifest\.json\Z")
+
+
+def check_run_id(run_id: str) -> str:
+    """Return ``run_id`` unchanged if it is one.
+
+    Raises:
+        ConfigError: it is not 1 to 80 characters of ``[A-Za-z0-9._-]`` with an alphanumeric first
+            and last one.
+    """
+    if not _RUN_ID.match(run_id):
+        shown = run_id if len(run_id) <= 100 else f"{run_id[:100]}… ({len(run_id)} characters)"
+        raise ConfigError(
+            f"run id {shown!r} is not valid: use 1 to 80 characters of letters, digits, '.', '_' "
+            "and '-', starting and ending with a letter or digit"
+        )
+    return run_id
+
+
+def check_version(version: int) -> int:
+    """Return ``version`` unchanged if it is a policy version that can be published.
+
+    Raises:
+        ConfigError: it is outside 1…99,999,999. Version 0 is the untrained policy and has no files.
+    """
+    if not 1 <= version <= MAX_VERSION:
+        raise ConfigError(f"policy version {version} is outside 1…{MAX_VERSION}")
+    return version
+
+
+def run_prefix(run_id: str) -> str:
+    """Prefix of everything that belongs to a run."""
+    return f"{RUNS_PREFIX}{check_run_id(run_id)}/"
+
+
+def manifest_key(run_id: str) -> str:
+    """Key of the run's manifest, the only object that is polled."""
+    return f"{run_prefix(run_id)}manifest.json"
+
+
+def adapters_prefix(run_id: str) -> str:
+    """Prefix of all versions of a run."""
+    return f"{run_prefix(run_id)}adapters/"
+
+
+def version_dir(version: int) -> str:
+    """Directory name of a version, ``v00000012``."""
+    return f"v{check_version(version):08d}"
+
+
+def file_key(run_id: str, version: int, file: str) -> str:
+    """Key of one file of one version.
+
+    Raises:
+        ConfigError: ``file`` is not one of the two names in ``ADAPTER_FILES``.
+    """
+    if file not in ADAPTER_FILES:
+        raise ConfigError(f"adapter file {file!r} is not one of {', '.join(ADAPTER_FILES)}")
+    return f"{adapters_prefix(run_id)}{version_dir(version)}/{file}"
+
+
+def replicas_prefix(run_id: str) -> str:
+    """Prefix of the heartbeats of the replicas that serve a run."""
+    return f"{run_prefix(run_id)}replicas/"
+
+
+def heartbeat_key(run_id: str, replica_id: str) -> str:
+    """Key of one replica's heartbeat. A replica id follows the rules of a run id."""
+    return f"{replicas_prefix(run_id)}{check_run_id(replica_id)}.json"
+
+
+def adapter_name(run_id: str, version: int) -> str:
+    """Model name of a version in vLLM, ``<run_id>-v<N>``: one name, one set of bytes, for ever."""
+    return f"{check_run_id(run_id)}-v{check_version(version)}"
+
+
+def parse_adapter_name(name: str) -> tuple[str, int] | None:
+    """Split a model name into (run id, version), or ``None`` if it is not an adapter name.
+
+    Version 0 (the untrained policy) is parsed too, so that a request for it gets a clear answer.
+    """
+    match = _ADAPTER_NAME.match(name)
+    if match is None or not _RUN_ID.match(match["run"]):
+        return None
+    return match["run"], int(match["version"])
+
+
+def parse_manifest_key(key: str) -> str | None:
+    """Run id of a manifest key, or ``None`` for any other key (also for a hostile run name)."""
+    match = _MANIFEST_KEY.match(key)
+    if match is None or not _RUN_ID.match(match["run"]):
+        return None
+    return match["run"]

@@ -1,0 +1,1 @@
+"""Standalone proxy that makes several vLLM replicas look like one server."""

@@ -1,0 +1,1 @@
+"""vllm_bucket_lora."""

@@ -72,11 +72,7 @@ def mismatch(trained: BaseModelRef, served: BaseModelRef) -> str | None:
             f"the run is trained on revision {trained.revision!r} of {trained.id!r}, "
             f"this server serves revision {served.revision!r}"
         )
-    if (
-        trained.architecture
-        and served.architecture
-        and trained.architecture != served.architecture
-    ):
+    if trained.architecture and served.architecture and trained.architecture != served.architecture:
         return (
             f"base models {trained.id!r} (trained) and {served.id!r} (served) share a name but "
             f"not their shapes (fingerprints {trained.architecture} and {served.architecture})"

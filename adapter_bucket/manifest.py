@@ -8,6 +8,7 @@ its field names, its limits and what makes a document valid; it does no I/O. The
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -130,7 +131,7 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         numbers = [entry.version for entry in self.versions]
-        if any(b <= a for a, b in zip(numbers, numbers[1:], strict=False)):
+        if any(newer <= older for older, newer in pairwise(numbers)):
             raise ValueError("versions must be strictly ascending")
         if numbers and numbers[-1] != self.latest:
             raise ValueError(f"latest is {self.latest} but the last version is {numbers[-1]}")

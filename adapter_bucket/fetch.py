@@ -1,0 +1,180 @@
+"""The reading side of the contract: find runs, poll a manifest, fetch a version.
+
+Owns what a reader may believe: a manifest goes forward only, and a version directory appears under
+its final name complete and verified, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from adapter_bucket.errors import (
+    ConfigError,
+    IntegrityError,
+    NotPublished,
+    ObjectNotFound,
+)
+from adapter_bucket.layout import (
+    CONFIG_FILE,
+    RUNS_PREFIX,
+    WEIGHTS_FILE,
+    check_run_id,
+    file_key,
+    manifest_key,
+    version_dir,
+)
+from adapter_bucket.manifest import (
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+    VersionEntry,
+    decode,
+)
+from adapter_bucket.publish import canonical_config
+from adapter_bucket.store import NotModified, Store
+
+logger = logging.getLogger(__name__)
+
+
+def discover_runs(store: Store) -> list[str]:
+    """Ids of the runs in the bucket, sorted. Names that are not run ids are passed over."""
+    runs: list[str] = []
+    for name in store.list_dirs(RUNS_PREFIX):
+        try:
+            runs.append(check_run_id(name))
+        except ConfigError:
+            continue
+    return sorted(runs)
+
+
+class RunReader:
+    """Follows one run's manifest. Not thread-safe: one thread polls.
+
+    A poll costs one conditional GET; an unchanged manifest is a 304.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._store = store
+        self._run_id = check_run_id(run_id)
+        self._etag: str | None = None
+        self._manifest: Manifest | None = None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The last good manifest, or ``None`` before the first one."""
+        return self._manifest
+
+    def poll(self) -> Manifest | None:
+        """Read the manifest if it changed.
+
+        Guarantees: the manifests returned never go back in (epoch, latest).
+
+        Returns:
+            The new manifest, or ``None`` if it is the one of the last poll.
+
+        Raises:
+            NotPublished: the run has no manifest (yet, or any more).
+            IntegrityError: the object is not a valid manifest, or is older than one seen before;
+                ``manifest`` stays the last good one.
+            StoreUnavailable: the store failed; poll again.
+        """
+        try:
+            found = self._store.get(
+                manifest_key(self._run_id), if_none_match=self._etag, max_bytes=MAX_MANIFEST_BYTES
+            )
+        except ObjectNotFound:
+            self._etag = None
+            raise NotPublished(
+                f"run {self._run_id!r} has no manifest in {self._store.url}"
+            ) from None
+        if isinstance(found, NotModified) or found.etag == self._etag:
+            return None
+        manifest = decode(found.data, run_id=self._run_id)
+        if self._manifest is not None and _order(manifest) < _order(self._manifest):
+            raise IntegrityError(
+                f"manifest of run {self._run_id!r} went back from (epoch, latest) "
+                f"{_order(self._manifest)} to {_order(manifest)}; keeping the newer one"
+            )
+        self._etag = found.etag
+        self._manifest = manifest
+        return manifest
+
+
+def fetch_version(store: Store, run_id: str, entry: VersionEntry, cache_dir: Path) -> Path:
+    """Bring one version to local disk as a plain PEFT adapter directory.
+
+    Guarantees: the directory appears under its final name only after size and sha256 of every file
+    were checked. Idempotent: a version that is already there is verified by size and returned.
+
+    Args:
+        store: Where the run lives.
+        run_id: The run.
+        entry: The version's entry in the manifest.
+        cache_dir: Local directory; the version goes to ``<cache_dir>/<run_id>/v00000012``.
+
+    Returns:
+        The directory.
+
+    Raises:
+        NotPublished: the objects are gone: the version fell out of retention. Take the newest one.
+        IntegrityError: an object is not what the manifest promised. Nothing is left on disk.
+        StoreUnavailable: the store failed; call again.
+    """
+    final = cache_dir / check_run_id(run_id) / version_dir(entry.version)
+    if final.is_dir():
+        return final
+    stage = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
+    stage.mkdir(parents=True)
+    try:
+        _stage_config(entry, stage / CONFIG_FILE)
+        key = file_key(run_id, entry.version, WEIGHTS_FILE)
+        weights = stage / WEIGHTS_FILE
+        try:
+            store.download(key, weights, size=entry.weights.size)
+        except ObjectNotFound:
+            raise NotPublished(
+                f"version {entry.version} of run {run_id!r} is gone from {store.url}: it fell out "
+                "of retention"
+            ) from None
+        _verify(weights, entry.weights, key)
+        try:
+            os.rename(stage, final)
+        except OSError:
+            if not final.is_dir():  # else another process fetched it first: same bytes
+                raise
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return final
+
+
+def _order(manifest: Manifest) -> tuple[int, int]:
+    return manifest.writer.epoch, manifest.latest
+
+
+def _stage_config(entry: VersionEntry, path: Path) -> None:
+    data = canonical_config(entry.adapter_config)
+    expected = entry.files[CONFIG_FILE]
+    if len(data) != expected.size or hashlib.sha256(data).hexdigest() != expected.sha256:
+        raise IntegrityError(
+            f"adapter config of version {entry.version} does not match its own digest in the "
+            "manifest; the version is not used"
+        )
+    path.write_bytes(data)
+
+
+def _verify(path: Path, expected: FileEntry, key: str) -> None:
+    size = path.stat().st_size
+    if size != expected.size:
+        raise IntegrityError(f"{key} has {size} bytes, the manifest says {expected.size}")
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != expected.sha256:
+        raise IntegrityError(
+            f"{key} has sha256 {actual[:12]}…, the manifest says {expected.sha256[:12]}…; the "
+            "version is not used"
+        )

@@ -1,1 +1,1 @@
-"""compat."""
+"""One module per seam in TRL: what we rely on there, probed at import."""

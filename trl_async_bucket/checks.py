@@ -1,0 +1,86 @@
+"""Refusals before the first step: what these replicas could not serve, said at once.
+
+Owns the comparison of what is to be trained with what the replicas say of themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from adapter_bucket.base_model import BaseModelRef, mismatch
+from adapter_bucket.errors import ConfigError
+from adapter_bucket.servable import servable_faults
+from adapter_bucket.status import ReplicaStatus
+
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values vLLM accepts for ``--max-lora-rank``. Source: ``vllm.config.lora.MaxLoRARanks``."""
+
+
+def check_adapter_config(adapter_config: Mapping[str, Any]) -> None:
+    """Refuse a PEFT config that vLLM cannot serve as a plain LoRA adapter.
+
+    Raises:
+        ConfigError: names every field at fault and what to change.
+    """
+    if faults := servable_faults(adapter_config):
+        raise ConfigError(
+            "this PEFT config cannot be served by vLLM as a LoRA adapter: " + "; ".join(faults)
+        )
+
+
+def check_replicas(
+    replicas: Mapping[str, ReplicaStatus],
+    *,
+    base_model: BaseModelRef,
+    rank: int,
+    window: int,
+) -> None:
+    """Refuse replicas that could never serve the run.
+
+    Args:
+        replicas: Status by URL.
+        base_model: What is trained.
+        rank: Largest rank of any module.
+        window: Versions a replica must keep ready, ``max_staleness + 2``.
+
+    Raises:
+        ConfigError: names the replica, the flag and the value it needs.
+    """
+    for url, replica in replicas.items():
+        served = BaseModelRef(
+            id=replica.base_model, revision=replica.revision, architecture=replica.architecture
+        )
+        if difference := mismatch(base_model, served):
+            raise ConfigError(
+                f"replica {url}: {difference.replace('this server', 'it')}. Serve the trained "
+                "model, or set bucket_base_model if it only has another name there"
+            )
+        if replica.max_lora_rank < rank:
+            raise ConfigError(
+                f"replica {url} was started with --max-lora-rank {replica.max_lora_rank}, but the "
+                f"adapter has rank {rank}. Start it with --max-lora-rank {_round_rank(rank)}"
+            )
+        if replica.max_loras < window:
+            raise ConfigError(
+                f"replica {url} was started with --max-loras {replica.max_loras}, but "
+                f"max_staleness={window - 2} needs {window} versions ready at once. Start it with "
+                f"--max-loras {window}, or lower max_staleness to {replica.max_loras - 2}"
+            )
+
+
+def serving_dtype(replicas: Mapping[str, ReplicaStatus]) -> str:
+    """The dtype all replicas serve in.
+
+    Raises:
+        ConfigError: they differ; one set of bytes cannot be exact for all of them.
+    """
+    dtypes = {url: replica.dtype for url, replica in replicas.items()}
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{url}: {dtype}" for url, dtype in dtypes.items())
+        raise ConfigError(f"the replicas serve in different dtypes ({listed}); set bucket_dtype")
+    return next(iter(dtypes.values()))
+
+
+def _round_rank(rank: int) -> int:
+    return next((allowed for allowed in VLLM_LORA_RANKS if allowed >= rank), VLLM_LORA_RANKS[-1])

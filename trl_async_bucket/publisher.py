@@ -1,0 +1,259 @@
+"""The background publisher: from a filled snapshot to a version that rollouts may ask for.
+
+Owns the one background thread of a trainer and the hand-over to it. Newest wins: of snapshots that
+arrive while one is being published only the last is kept, so there are never more than two buffers.
+A version advances the rollouts only when it is ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from adapter_bucket.errors import StoreDenied, StoreUnavailable
+from adapter_bucket.store import Payload
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.5
+RETRY_MAX_S = 15.0
+"""Pause between attempts to publish one version: doubled from the first to the longest."""
+
+
+class SnapshotLike(Protocol):
+    """What the publisher needs of a snapshot buffer."""
+
+    def data(self) -> Payload:
+        """The safetensors file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One filled buffer on its way to the bucket."""
+
+    version: int
+    step: int
+    buffer: SnapshotLike
+    taken_at: float
+    """``time.monotonic`` when it was complete, seconds."""
+
+
+@dataclass(frozen=True)
+class SyncRecord:
+    """What one version's sync cost, for the metrics."""
+
+    version: int
+    nbytes: int
+    publish_s: float
+    """From the start of the upload to the commit of the manifest."""
+    ready_s: float
+    """From the snapshot to ready, the queueing before the upload included."""
+
+
+class Publisher:
+    """Publishes snapshots one at a time on a thread of its own.
+
+    The trainer's thread calls ``reserve``, ``submit``, ``wait_lag`` and ``close``; everything else
+    happens on the publisher's thread. An error there stops the publisher and is raised in the
+    trainer's next call: nothing is skipped in silence.
+
+    Args:
+        publish: Commits one snapshot to the bucket. Called again after ``StoreUnavailable``.
+        wait_ready: Blocks until the version is ready; false if asked to stop.
+        on_ready: Told every version that is ready, in ascending order.
+        buffers: Two buffers, owned by the publisher from now on.
+        timeout_s: Longest time for one version, retries and readiness included.
+    """
+
+    def __init__(
+        self,
+        *,
+        publish: Callable[[Snapshot], None],
+        wait_ready: Callable[[int, float, Callable[[], bool]], bool],
+        on_ready: Callable[[int], None],
+        buffers: tuple[SnapshotLike, SnapshotLike],
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._publish = publish
+        self._wait_ready = wait_ready
+        self._on_ready = on_ready
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._free: list[SnapshotLike] = list(buffers)
+        self._pending: Snapshot | None = None
+        self._active: Snapshot | None = None
+        self._error: Exception | None = None
+        self._stopping = False
+        self._aborted = False
+        self._ready_version = 0
+        self._skipped = 0
+        self._records: list[SyncRecord] = []
+        self._thread = threading.Thread(target=self._run, name="bucket-publisher", daemon=True)
+        self._thread.start()
+
+    @property
+    def skipped(self) -> int:
+        """Snapshots replaced by a newer one before they were published."""
+        with self._changed:
+            return self._skipped
+
+    @property
+    def ready_version(self) -> int:
+        """Newest version that is ready; 0 before the first."""
+        with self._changed:
+            return self._ready_version
+
+    def reserve(self) -> SnapshotLike:
+        """A buffer to fill. A snapshot still waiting gives up its buffer: the newest wins.
+
+        Raises:
+            Exception: whatever stopped the publisher.
+        """
+        with self._changed:
+            self._raise_error()
+            if self._pending is not None:
+                logger.info(
+                    "snapshot of version %d is skipped: the bucket is slower than the trainer",
+                    self._pending.version,
+                )
+                self._free.append(self._pending.buffer)
+                self._pending = None
+                self._skipped += 1
+            return self._free.pop()
+
+    def submit(self, snapshot: Snapshot) -> None:
+        """Hand over a filled buffer that ``reserve`` gave out. Does not block."""
+        with self._changed:
+            self._pending = snapshot
+            self._changed.notify_all()
+
+    def wait_lag(self, version: int, max_lag: int, timeout_s: float) -> float:
+        """Wait until ``version`` is at most ``max_lag`` ahead of the ready version.
+
+        Returns:
+            Seconds waited.
+
+        Raises:
+            StoreUnavailable: still further ahead after ``timeout_s``.
+            Exception: whatever stopped the publisher.
+        """
+        started = self._clock()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error is not None or version - self._ready_version <= max_lag,
+                timeout=timeout_s,
+            )
+            self._raise_error()
+            if version - self._ready_version > max_lag:
+                raise StoreUnavailable(
+                    f"version {version} waits for the bucket or the replicas for {timeout_s:.0f} "
+                    f"s: the newest ready version is {self._ready_version} and bucket_max_lag is "
+                    f"{max_lag}. Look for the cause in the publisher's log above; raise "
+                    "weight_sync_timeout if the bucket is only slow"
+                )
+        return self._clock() - started
+
+    def take_records(self) -> list[SyncRecord]:
+        """Records of the syncs finished since the last call."""
+        with self._changed:
+            records, self._records = self._records, []
+            return records
+
+    def close(self, *, drain: bool, timeout_s: float) -> None:
+        """Stop the thread.
+
+        Args:
+            drain: Publish what is pending first; otherwise drop it.
+            timeout_s: How long to wait for the thread.
+
+        Raises:
+            StoreUnavailable: the thread did not end in time.
+            Exception: what stopped the publisher, if ``drain``.
+        """
+        with self._changed:
+            self._stopping = True
+            self._aborted = not drain
+            if not drain:
+                self._pending = None
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        if drain:
+            with self._changed:
+                self._raise_error()
+            if self._thread.is_alive():
+                raise StoreUnavailable(
+                    f"the last version was not published within {timeout_s:.0f} s; the newest "
+                    f"ready version is {self._ready_version}"
+                )
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending is not None or self._stopping)
+                if self._pending is None:
+                    return
+                self._active, self._pending = self._pending, None
+            try:
+                record = self._sync(self._active)
+            except Exception as error:  # the thread's boundary: raised again in the trainer
+                logger.error("publishing version %d failed: %s", self._active.version, error)
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._free.append(self._active.buffer)
+                self._active = None
+                if record is not None:
+                    self._records.append(record)
+                    self._ready_version = record.version
+                self._changed.notify_all()
+
+    def _sync(self, snapshot: Snapshot) -> SyncRecord | None:
+        deadline = self._clock() + self._timeout_s
+        started = self._clock()
+        self._publish_with_retries(snapshot, deadline)
+        publish_s = self._clock() - started
+        remaining = max(deadline - self._clock(), 1.0)
+        if not self._wait_ready(snapshot.version, remaining, lambda: self._aborted):
+            return None
+        ready_s = self._clock() - snapshot.taken_at
+        # Only now: a version that rollouts ask for must be one the replicas have.
+        self._on_ready(snapshot.version)
+        nbytes = memoryview(snapshot.buffer.data()).nbytes
+        logger.info(
+            "version %d ready: %d bytes, published in %.3f s, ready %.3f s after the snapshot",
+            snapshot.version,
+            nbytes,
+            publish_s,
+            ready_s,
+        )
+        return SyncRecord(snapshot.version, nbytes, publish_s, ready_s)
+
+    def _publish_with_retries(self, snapshot: Snapshot, deadline: float) -> None:
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                return self._publish(snapshot)
+            except StoreDenied:
+                raise  # credentials do not mend themselves within a run's patience
+            except StoreUnavailable as error:
+                if self._aborted or self._clock() + pause_s > deadline:
+                    raise
+                logger.warning(
+                    "publishing version %d again in %.1f s: %s", snapshot.version, pause_s, error
+                )
+            with self._changed:
+                self._changed.wait_for(lambda: self._aborted, timeout=pause_s)
+            pause_s = min(pause_s * 2, RETRY_MAX_S)

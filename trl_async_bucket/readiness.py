@@ -1,0 +1,166 @@
+"""Asking the replicas: what they serve, and whether a version is ready.
+
+Owns the client side of ``GET /bucket_lora/status``, against one replica or the proxy. The bucket
+stays the source of truth: the question itself makes a replica look there at once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import requests
+from pydantic import BaseModel, ValidationError
+
+from adapter_bucket.errors import BucketError, ConfigError, StoreUnavailable
+from adapter_bucket.status import (
+    ADAPTER_PARAM,
+    MAX_WAIT_S,
+    NEED_PARAM,
+    STATUS_PATH,
+    WAIT_PARAM,
+    AdapterStatus,
+    FleetStatus,
+    ReadyState,
+    ReplicaStatus,
+)
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+TOKEN_ENV = "BUCKET_LORA_TOKEN"
+"""Bearer token for the proxy's or the replica's status, if it asks for one."""
+
+LONG_POLL_S = 10.0
+"""Length of one status long-poll. Short enough that the publisher notices a stop request."""
+
+_ANSWER_MARGIN_S = 10.0
+"""Added to the long-poll's length for the HTTP timeout: the answer itself must travel too."""
+
+RETRY_S = 0.5
+"""Pause after a status call that failed, so that a server that is down is not hammered."""
+
+
+class ReplicasRefused(BucketError):
+    """The replicas will never serve this version. The message carries their reason."""
+
+
+class ReplicaClient:
+    """Talks to one replica or to the proxy. Thread-safe."""
+
+    def __init__(self, base_url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._clock = clock
+        token = os.environ.get(TOKEN_ENV)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def replicas(self) -> dict[str, ReplicaStatus]:
+        """Status of every replica that answers, by URL.
+
+        Raises:
+            ConfigError: the server does not speak ``/bucket_lora/status``, or wants a token.
+            StoreUnavailable: it does not answer, or no replica behind the proxy does.
+        """
+        body = self._get({}, timeout_s=_ANSWER_MARGIN_S)
+        if "replicas" not in body:
+            return {self._base_url: _parse(ReplicaStatus, body)}
+        fleet = _parse(FleetStatus, body)
+        alive = {url: status for url, status in fleet.replicas.items() if status is not None}
+        if not alive:
+            reasons = "; ".join(f"{url}: {why}" for url, why in fleet.errors.items())
+            raise StoreUnavailable(
+                f"no replica behind {self._base_url} answers: {reasons or 'none is configured'}"
+            )
+        return alive
+
+    def wait_ready(
+        self,
+        adapter: str,
+        *,
+        need: str,
+        timeout_s: float,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Wait until an adapter is ready.
+
+        Args:
+            adapter: Name, ``<run_id>-v<N>``.
+            need: ``any`` or ``all`` replicas.
+            timeout_s: How long to wait in all.
+            should_stop: Asked between two long-polls.
+
+        Returns:
+            Whether it became ready; false if ``should_stop`` said so first.
+
+        Raises:
+            ReplicasRefused: they will never serve it.
+            StoreUnavailable: not ready within ``timeout_s``; the message has the last reason.
+        """
+        deadline = self._clock() + timeout_s
+        last = "no answer yet"
+        while (remaining := deadline - self._clock()) > 0:
+            if should_stop():
+                return False
+            try:
+                status = self._ask(adapter, need=need, wait_s=min(remaining, LONG_POLL_S))
+            except StoreUnavailable as error:
+                last = str(error)
+                time.sleep(min(RETRY_S, remaining))
+                continue
+            if status.state is ReadyState.READY:
+                return True
+            last = f"{status.state}: {status.reason or 'no reason given'}"
+            if status.state is ReadyState.REFUSED:
+                raise ReplicasRefused(f"{adapter} is refused by {self._base_url}: {status.reason}")
+            if status.state is ReadyState.RETIRED:
+                # A newer manifest retired it already; the caller's next version is the one to wait
+                # for. Not hammering: a retired answer comes back at once.
+                time.sleep(min(RETRY_S, remaining))
+        raise StoreUnavailable(
+            f"{adapter} is not ready on {need} replica(s) at {self._base_url} after "
+            f"{timeout_s:.0f} s; last answer: {last}. Check the replicas' logs and that they "
+            "watch the same bucket; weight_sync_timeout is the limit"
+        )
+
+    def _ask(self, adapter: str, *, need: str, wait_s: float) -> AdapterStatus:
+        wait_s = min(wait_s, MAX_WAIT_S)
+        body = self._get(
+            {ADAPTER_PARAM: adapter, WAIT_PARAM: f"{wait_s:.3f}", NEED_PARAM: need},
+            timeout_s=wait_s + _ANSWER_MARGIN_S,
+        )
+        return _parse(AdapterStatus, body.get("adapter"))
+
+    def _get(self, params: dict[str, str], *, timeout_s: float) -> dict[str, Any]:
+        url = f"{self._base_url}{STATUS_PATH}"
+        try:
+            # No shared session: requests' sessions are not thread-safe, and this is a call or two
+            # a sync.
+            response = requests.get(
+                url, params=params, headers=self._headers, timeout=(5.0, timeout_s)
+            )
+        except requests.RequestException as error:
+            raise StoreUnavailable(f"{url} does not answer: {error}") from error
+        if response.status_code == 404:
+            raise ConfigError(
+                f"{url} answers 404: start vLLM with `--plugin bucket-lora --bucket-lora-url …`, "
+                "or put vllm_server_base_url to the bucket-lora-proxy"
+            )
+        if response.status_code in (401, 403):
+            raise ConfigError(f"{url} answers {response.status_code}: set {TOKEN_ENV}")
+        if response.status_code != 200:
+            raise StoreUnavailable(f"{url} answers {response.status_code}: {response.text[:200]}")
+        try:
+            body = response.json()
+        except requests.JSONDecodeError:
+            raise StoreUnavailable(f"{url} does not answer JSON") from None
+        return body if isinstance(body, dict) else {}
+
+
+def _parse(model: type[_Model], body: object) -> _Model:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise StoreUnavailable(
+            f"a status answer is not a {model.__name__}: {error.error_count()} faults"
+        ) from None

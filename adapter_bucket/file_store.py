@@ -1,8 +1,8 @@
 """A folder as a bucket: ``file://``. For one machine, a network share or a FUSE mount.
 
-Owns atomicity on a file system: a write goes to a temporary file beside its target, is flushed to
-disk and renamed. Conditional writes take a lock file made with ``O_EXCL`` (works without flock and
-without hard links).
+Owns atomicity on a file system, from two promises only: renaming a file over another one is atomic,
+and renaming a directory onto a non-empty one fails. No flock and no hard links, which network and
+FUSE file systems often lack. How a write excludes another one is in ``file_lock``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from adapter_bucket.errors import (
+    BucketError,
     ConfigError,
     IntegrityError,
     ObjectNotFound,
@@ -25,16 +27,8 @@ from adapter_bucket.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from adapter_bucket.store import NOT_MODIFIED, NotModified, Payload, StoredObject
-
-_TEMP_PREFIX = ".tmp-"
-_LOCK_SUFFIX = ".lock"
-
-LOCK_STALE_S = 30.0
-"""A lock older than this belongs to a dead process: its holder needs milliseconds."""
-
-LOCK_WAIT_S = 60.0
-"""Longest wait for another writer's lock, above ``LOCK_STALE_S`` so that a dead one is outlived."""
+from adapter_bucket.file_lock import LOCK_SUFFIX, STAGE_PREFIX, FileLock
+from adapter_bucket.store import NOT_MODIFIED, NotModified, ObjectInfo, Payload, StoredObject
 
 _COPY_BYTES = 1024 * 1024
 
@@ -51,7 +45,7 @@ class FileStore:
 
         Raises:
             ConfigError: the path is relative, its parent does not exist, or it is a file.
-            StoreDenied: the directory may not be written.
+            StoreDenied: the directory may not be read.
         """
         parts = urlsplit(url)
         path = Path(unquote(parts.path))
@@ -79,32 +73,40 @@ class FileStore:
 
     @property
     def conditional_writes(self) -> bool:
-        """Always: the lock file excludes every other process that uses this class."""
+        """Always: every process that uses this class takes the same lock."""
         return True
 
     def create(self, key: str, data: Payload) -> str:
         """See ``Store.create``."""
-        path = self._path(key)
-        with self._locked(path):
+
+        def check(path: Path) -> None:
             if path.exists():
                 raise PreconditionFailed(f"{key} exists already in {self.url}")
-            return self._write(path, data)
+
+        return self._exclusively(key, data, check)
 
     def replace(self, key: str, data: Payload, *, etag: str) -> str:
         """See ``Store.replace``."""
-        path = self._path(key)
-        with self._locked(path):
+
+        def check(path: Path) -> None:
             try:
                 current = _etag(path.read_bytes())
             except FileNotFoundError:
                 raise PreconditionFailed(f"{key} is gone from {self.url}") from None
             if current != etag:
                 raise PreconditionFailed(f"{key} in {self.url} was changed by another writer")
-            return self._write(path, data)
+
+        return self._exclusively(key, data, check)
 
     def overwrite(self, key: str, data: Payload) -> str:
         """See ``Store.overwrite``."""
-        return self._write(self._path(key), data)
+        path = self._path(key)
+        try:
+            with _staged(path, data) as stage:
+                stage.commit()
+        except OSError as error:
+            raise _store_error(error, key) from error
+        return _etag(data)
 
     def get(
         self, key: str, *, if_none_match: str | None = None, max_bytes: int | None = None
@@ -122,45 +124,50 @@ class FileStore:
         return NOT_MODIFIED if etag == if_none_match else StoredObject(data, etag)
 
     def download(self, key: str, path: Path, *, size: int) -> None:
-        """See ``Store.download``."""
+        """See ``Store.download``. Errors of writing ``path`` are ``OSError``."""
         try:
-            with self._path(key).open("rb") as source:
-                actual = os.fstat(source.fileno()).st_size
-                if actual != size:
-                    raise IntegrityError(f"{key} has {actual} bytes, the manifest says {size}")
-                with path.open("xb") as target:
-                    while chunk := source.read(_COPY_BYTES):
-                        target.write(chunk)
+            source = self._path(key).open("rb")
         except OSError as error:
             raise _store_error(error, key) from error
+        with source:
+            actual = os.fstat(source.fileno()).st_size
+            if actual != size:
+                raise IntegrityError(f"{key} has {actual} bytes, the manifest says {size}")
+            with path.open("xb") as target:
+                shutil.copyfileobj(source, target, _COPY_BYTES)
 
     def list(self, prefix: str) -> Iterator[str]:
         """See ``Store.list``."""
-        start = self._root / prefix.rpartition("/")[0]
-        for folder, _, files in os.walk(start):
-            for name in files:
-                if name.startswith(_TEMP_PREFIX) or name.endswith(_LOCK_SUFFIX):
-                    continue
-                key = (Path(folder) / name).relative_to(self._root).as_posix()
-                if key.startswith(prefix):
-                    yield key
+        for path in self._walk(prefix):
+            yield path.relative_to(self._root).as_posix()
+
+    def scan(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See ``Store.scan``."""
+        for path in self._walk(prefix):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                key = path.relative_to(self._root).as_posix()
+                yield ObjectInfo(key, status.st_size, status.st_mtime)
 
     def list_dirs(self, prefix: str) -> Iterator[str]:
         """See ``Store.list_dirs``."""
         try:
             with os.scandir(self._root / prefix) as entries:
-                yield from (entry.name for entry in entries if entry.is_dir())
+                names = [entry.name for entry in entries if entry.is_dir()]
         except FileNotFoundError:
             return
         except OSError as error:
             raise _store_error(error, prefix) from error
+        yield from (name for name in names if not _is_leftover(name))
 
     def delete(self, keys: Iterable[str]) -> None:
         """See ``Store.delete``. Directories left empty are removed too."""
         for key in keys:
             path = self._path(key)
-            with suppress(FileNotFoundError):
-                path.unlink()
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise _store_error(error, key) from error
             for parent in path.parents:
                 if parent == self._root:
                     break
@@ -169,69 +176,72 @@ class FileStore:
                 except OSError:  # not empty, or already gone: both end the climb
                     break
 
+    def now(self) -> float:
+        """See ``Store.now``: the time the file system gives a new file."""
+        probe = self._root / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
+        try:
+            probe.mkdir()
+            try:
+                return probe.stat().st_mtime
+            finally:
+                probe.rmdir()
+        except OSError as error:
+            raise _store_error(error, self.url) from error
+
+    def sweep(self, prefix: str, *, older_than_s: float) -> int:
+        """See ``Store.sweep``. A lock is never swept: the next writer of its key breaks it."""
+        before = self.now() - older_than_s
+        removed = 0
+        for folder, names, _ in os.walk(self._root / prefix):
+            for name in [name for name in names if name.startswith(STAGE_PREFIX)]:
+                names.remove(name)
+                with suppress(FileNotFoundError):
+                    if (Path(folder) / name).stat().st_mtime < before:
+                        shutil.rmtree(Path(folder) / name, ignore_errors=True)
+                        removed += 1
+        return removed
+
+    def _exclusively(self, key: str, data: Payload, check: Callable[[Path], None]) -> str:
+        path = self._path(key)
+        try:
+            with _staged(path, data) as stage:
+                stage.commit_exclusively(check)
+        except BucketError:
+            raise
+        except OSError as error:
+            raise _store_error(error, key) from error
+        return _etag(data)
+
     def _path(self, key: str) -> Path:
         parts = key.split("/")
-        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        if any(part in ("", ".", "..") or "\0" in part or _is_leftover(part) for part in parts):
             raise ConfigError(f"key {key!r} is not a relative key of plain names")
         return self._root.joinpath(*parts)
 
-    def _write(self, path: Path, data: Payload) -> str:
-        temp = path.with_name(f"{_TEMP_PREFIX}{uuid.uuid4().hex}")
-        try:
-            self._write_temp(temp, data)
-            # The rename is the commit: a reader opens the old file or the new one, never a part.
-            temp.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                temp.unlink(missing_ok=True)
-            raise _store_error(error, path.relative_to(self._root).as_posix()) from error
-        return _etag(data)
+    def _walk(self, prefix: str) -> Iterator[Path]:
+        start = self._root / prefix.rpartition("/")[0]
+        for folder, names, files in os.walk(start):
+            names[:] = [name for name in names if not _is_leftover(name)]
+            for name in files:
+                path = Path(folder) / name
+                if path.relative_to(self._root).as_posix().startswith(prefix):
+                    yield path
 
-    @staticmethod
-    def _write_temp(temp: Path, data: Payload) -> None:
-        for attempt in range(3):
-            temp.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with temp.open("xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                return
-            except FileNotFoundError:  # a concurrent delete removed the then empty directory
-                if attempt == 2:
-                    raise
 
-    @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
-        lock = path.with_name(path.name + _LOCK_SUFFIX)
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while not self._try_lock(lock):
-            if time.monotonic() > deadline:
-                raise StoreUnavailable(
-                    f"{lock} is held by another writer for {LOCK_WAIT_S:.0f} s; remove it if no "
-                    "writer is alive"
-                )
-            time.sleep(0.005)
+def _staged(path: Path, data: Payload) -> FileLock:
+    """Write and flush ``data`` beside ``path``, before any lock is taken."""
+    for attempt in range(3):
         try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+            return FileLock.stage(path, data)
+        except FileNotFoundError:  # a concurrent delete removed the directory while it was empty
+            if attempt == 2:
+                raise
+            time.sleep(0.01)
+    raise AssertionError("unreachable")
 
-    @staticmethod
-    def _try_lock(lock: Path) -> bool:
-        try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            return True
-        except FileExistsError:
-            with suppress(FileNotFoundError):
-                if time.time() - lock.stat().st_mtime > LOCK_STALE_S:
-                    lock.unlink()
-            return False
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise _store_error(error, str(lock)) from error
+
+def _is_leftover(name: str) -> bool:
+    return name.startswith(STAGE_PREFIX) or name.endswith(LOCK_SUFFIX)
 
 
 def _etag(data: Payload) -> str:
@@ -240,7 +250,7 @@ def _etag(data: Payload) -> str:
 
 def _store_error(error: OSError, subject: str) -> Exception:
     if isinstance(error, FileNotFoundError):
-        return ObjectNotFound(subject)
+        return ObjectNotFound(f"no object {subject}")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StoreDenied(f"{subject}: {error.strerror}; check the directory's permissions")
     return StoreUnavailable(f"{subject}: {error.strerror or error}")

@@ -1,223 +1,154 @@
-"""An S3-compatible bucket through boto3: ``s3://``.
+"""An S3-compatible bucket through boto3: ``s3://`` and ``hf://``.
 
-Owns the translation between the ``Store`` protocol and S3 requests: conditions to headers, S3 error
-codes to our error tree. Retries, signing and connection pools are botocore's.
+Owns the translation between the ``Store`` protocol and S3 requests. Retries, deadline and renewal
+of credentials are in ``s3_calls``, the bytes of large objects in ``s3_transfer``, settings in
+``s3_settings``.
 """
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
-from urllib.parse import parse_qsl, urlsplit
-
-import boto3
-from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    HTTPClientError,
-    NoCredentialsError,
-    NoRegionError,
-    PartialCredentialsError,
-)
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
 
 from adapter_bucket.errors import (
     ConfigError,
     IntegrityError,
     ObjectNotFound,
     PreconditionFailed,
-    StoreDenied,
     StoreUnavailable,
 )
-from adapter_bucket.store import NOT_MODIFIED, NotModified, Payload, StoredObject
+from adapter_bucket.s3_calls import Deadline, S3Calls
+from adapter_bucket.s3_errors import NotModifiedAnswer
+from adapter_bucket.s3_settings import S3Settings, parse_s3_url
+from adapter_bucket.s3_transfer import abort_upload, body_of, download, read_body, upload_parts
+from adapter_bucket.store import NOT_MODIFIED, NotModified, ObjectInfo, Payload, StoredObject
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
-
-_COPY_BYTES = 1024 * 1024
-
-AddressingStyle = Literal["auto", "path", "virtual"]
-_ADDRESSING_STYLES: dict[str, AddressingStyle] = {s: s for s in get_args(AddressingStyle)}
-
-_DENIED = frozenset(
-    {
-        "AccessDenied",
-        "AllAccessDisabled",
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
-        "403",
-        "401",
-    }
-)
-_MISSING = frozenset({"NoSuchKey", "NotFound", "404"})
-_CONFLICT = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
-
-
-@dataclass(frozen=True)
-class S3Settings:
-    """Settings of an ``s3://`` URL. What is ``None`` comes from the usual AWS environment."""
-
-    bucket: str
-    prefix: str
-    """Without leading slash; empty, or ending in ``/``."""
-    endpoint_url: str | None = None
-    """For stores other than AWS; ``AWS_ENDPOINT_URL_S3`` and ``AWS_ENDPOINT_URL`` work too."""
-    region: str | None = None
-    addressing_style: AddressingStyle = "auto"
-    """``path`` for most stores off AWS."""
-    ca_bundle: str | None = None
-    """PEM file to check the endpoint's certificate with."""
-    connect_timeout_s: float = 5.0
-    read_timeout_s: float = 20.0
-    """Longest silence of the store within one response."""
-    max_attempts: int = 5
-    """Of one request, the first included; botocore's standard mode backs off with jitter."""
-
-
-def parse_s3_url(url: str) -> S3Settings:
-    """Read ``s3://bucket/prefix?endpoint_url=…&region=…&addressing_style=path&ca_bundle=…``.
-
-    Raises:
-        ConfigError: no bucket name, or an unknown or malformed query setting.
-    """
-    parts = urlsplit(url)
-    if not parts.netloc or "@" in parts.netloc:
-        raise ConfigError(
-            f"bucket URL {parts.scheme}://…{parts.path} needs a bucket name and no credentials: "
-            "s3://bucket/prefix (credentials come from the usual AWS chain)"
-        )
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    known = {"endpoint_url", "region", "addressing_style", "ca_bundle"}
-    if unknown := sorted(set(query) - known):
-        raise ConfigError(
-            f"bucket URL setting {unknown[0]!r} is unknown; use {', '.join(sorted(known))}"
-        )
-    style = query.get("addressing_style", "auto")
-    if style not in _ADDRESSING_STYLES:
-        raise ConfigError(f"addressing_style {style!r} is not one of auto, path, virtual")
-    prefix = parts.path.strip("/")
-    return S3Settings(
-        bucket=parts.netloc,
-        prefix=f"{prefix}/" if prefix else "",
-        endpoint_url=query.get("endpoint_url"),
-        region=query.get("region"),
-        addressing_style=_ADDRESSING_STYLES[style],
-        ca_bundle=query.get("ca_bundle"),
-    )
 
 
 class S3Store:
     """A ``Store`` in an S3-compatible bucket. Thread-safe: a boto3 client is."""
 
-    def __init__(self, settings: S3Settings, client: S3Client) -> None:
-        self._settings = settings
+    def __init__(self, settings: S3Settings) -> None:
+        self.settings = settings
         self._bucket = settings.bucket
-        self._client = client
+        self._calls = S3Calls(settings)
+        self._conditional_writes = settings.conditional_writes != "no"
 
     @classmethod
-    def open(cls, url: str) -> S3Store:
+    def open(cls, url: str, **options: Any) -> S3Store:
         """Open the bucket and list it once, so that a wrong setting fails here.
+
+        Args:
+            url: See ``s3_settings.parse_s3_url``.
+            options: Fields of ``S3Settings``, which win over the URL.
 
         Raises:
             ConfigError: malformed URL, no credentials found, or no such bucket.
             StoreDenied: the credentials may not list the bucket.
             StoreUnavailable: the endpoint does not answer.
         """
-        settings = parse_s3_url(url)
+        store = cls(parse_s3_url(url, **options))
         try:
-            store = cls(settings, _make_client(settings))
-        except ValueError as error:
-            raise ConfigError(f"bucket URL {url!r}: {error}") from None
-        with store._translated(settings.bucket):
-            store._client.list_objects_v2(Bucket=settings.bucket, Prefix=settings.prefix, MaxKeys=1)
+            store._list_once()
+        except StoreUnavailable as error:
+            if "does not exist" in str(error):
+                # Before the run starts this is a setting to correct; later it is an outage.
+                raise ConfigError(f"{error}. Create the bucket or correct the URL") from error
+            raise
         return store
 
     @property
     def url(self) -> str:
         """The bucket URL without query settings."""
-        return f"s3://{self._settings.bucket}/{self._settings.prefix}".rstrip("/")
+        return f"s3://{self._bucket}/{self.settings.prefix}".rstrip("/")
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's URL."""
+        return self._calls.client.meta.endpoint_url
 
     @property
     def conditional_writes(self) -> bool:
-        """S3 has had them since 2024; a store that ignores them is not detected here."""
-        return True
+        """True unless the settings or a probe (``capabilities``) say otherwise."""
+        return self._conditional_writes
+
+    def assume_conditional_writes(self, honoured: bool) -> None:
+        """Record what a probe found; an explicit setting is kept."""
+        if self.settings.conditional_writes == "auto":
+            self._conditional_writes = honoured
 
     def create(self, key: str, data: Payload) -> str:
         """See ``Store.create``."""
-        with self._translated(key):
-            return self._client.put_object(
-                Bucket=self._bucket, Key=self._key(key), Body=bytes(data), IfNoneMatch="*"
-            )["ETag"]
+        if len(memoryview(data)) >= self.settings.multipart_bytes:
+            return upload_parts(self._calls, self.settings, key, data, create_only=True)
+        return self._put(key, data, IfNoneMatch="*")
 
     def replace(self, key: str, data: Payload, *, etag: str) -> str:
         """See ``Store.replace``."""
         try:
-            with self._translated(key):
-                return self._client.put_object(
-                    Bucket=self._bucket, Key=self._key(key), Body=bytes(data), IfMatch=etag
-                )["ETag"]
+            if self._conditional_writes:
+                return self._put(key, data, IfMatch=etag)
+            if self._head_etag(key) == etag:
+                return self._put(key, data)
         except ObjectNotFound:  # AWS answers 404 to If-Match on a missing key, others 412
             raise PreconditionFailed(f"{key} is gone from {self.url}") from None
+        raise PreconditionFailed(f"{key} in {self.url} was changed by another writer")
 
     def overwrite(self, key: str, data: Payload) -> str:
         """See ``Store.overwrite``."""
-        with self._translated(key):
-            return self._client.put_object(
-                Bucket=self._bucket, Key=self._key(key), Body=bytes(data)
-            )["ETag"]
+        return self._put(key, data)
 
     def get(
         self, key: str, *, if_none_match: str | None = None, max_bytes: int | None = None
     ) -> StoredObject | NotModified:
         """See ``Store.get``."""
+        condition: dict[str, Any] = {"IfNoneMatch": if_none_match} if if_none_match else {}
+
+        def call(client: S3Client, deadline: Deadline) -> StoredObject:
+            response = client.get_object(Bucket=self._bucket, Key=self._key(key), **condition)
+            length = response["ContentLength"]
+            if max_bytes is not None and length > max_bytes:
+                response["Body"].close()
+                raise IntegrityError(f"{key} has {length} bytes, more than {max_bytes}")
+            sink = io.BytesIO()
+            read_body(
+                response["Body"], sink, length=length, limit=length, deadline=deadline, subject=key
+            )
+            return StoredObject(sink.getvalue(), response["ETag"])
+
         try:
-            with self._translated(key):
-                if if_none_match is None:
-                    response = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
-                else:
-                    response = self._client.get_object(
-                        Bucket=self._bucket, Key=self._key(key), IfNoneMatch=if_none_match
-                    )
-                with response["Body"] as body:
-                    data = body.read(None if max_bytes is None else max_bytes + 1)
-        except _NotModified:
+            found = self._calls.run(key, call, size_bytes=max_bytes or 0)
+        except NotModifiedAnswer:
             return NOT_MODIFIED
-        if max_bytes is not None and len(data) > max_bytes:
-            raise IntegrityError(f"{key} is larger than {max_bytes} bytes")
-        return StoredObject(data, response["ETag"])
+        # A gateway that ignores the condition still says by the ETag that nothing changed.
+        return NOT_MODIFIED if found.etag == if_none_match else found
 
     def download(self, key: str, path: Path, *, size: int) -> None:
-        """See ``Store.download``."""
-        with self._translated(key):
-            response = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
-            with response["Body"] as body, path.open("xb") as file:
-                got = 0
-                for chunk in body.iter_chunks(_COPY_BYTES):
-                    got += len(chunk)
-                    if got > size:
-                        break
-                    file.write(chunk)
-        if got != size:
-            raise IntegrityError(f"{key} has {got} bytes or more, the manifest says {size}")
+        """See ``Store.download``. Errors of writing ``path`` are ``OSError``."""
+        download(self._calls, self.settings, key, path, size=size)
 
     def list(self, prefix: str) -> Iterator[str]:
         """See ``Store.list``."""
+        for info in self.scan(prefix):
+            yield info.key
+
+    def scan(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See ``Store.scan``."""
         for page in self._pages(prefix, delimiter=""):
             for item in page.get("Contents", []):
-                yield item["Key"].removeprefix(self._settings.prefix)
+                key = item["Key"].removeprefix(self.settings.prefix)
+                yield ObjectInfo(key, item["Size"], item["LastModified"].timestamp())
 
     def list_dirs(self, prefix: str) -> Iterator[str]:
         """See ``Store.list_dirs``."""
-        full = self._settings.prefix + prefix
+        full = self.settings.prefix + prefix
         for page in self._pages(prefix, delimiter="/"):
             for item in page.get("CommonPrefixes", []):
                 yield item["Prefix"].removeprefix(full).rstrip("/")
@@ -225,89 +156,71 @@ class S3Store:
     def delete(self, keys: Iterable[str]) -> None:
         """See ``Store.delete``. One request a key: batch deletion is not served everywhere."""
         for key in keys:
-            with self._translated(key):
-                self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
 
-    def _key(self, key: str) -> str:
-        return self._settings.prefix + key
+            def call(client: S3Client, _: Deadline, full: str = self._key(key)) -> None:
+                client.delete_object(Bucket=self._bucket, Key=full)
+
+            self._calls.run(key, call)
+
+    def now(self) -> float:
+        """See ``Store.now``: the ``Date`` header, whole seconds."""
+        headers = self._list_once()["ResponseMetadata"]["HTTPHeaders"]
+        try:
+            return parsedate_to_datetime(headers["date"]).timestamp()
+        except (KeyError, ValueError):
+            raise StoreUnavailable(f"{self.endpoint} sends no usable Date header") from None
+
+    def sweep(self, prefix: str, *, older_than_s: float) -> int:
+        """See ``Store.sweep``: aborts uploads in parts that nobody will complete."""
+        before = self.now() - older_than_s
+        found = self._calls.run(
+            prefix,
+            lambda client, _: client.list_multipart_uploads(
+                Bucket=self._bucket, Prefix=self._key(prefix)
+            ),
+        )
+        stale = [
+            upload
+            for upload in found.get("Uploads", [])
+            if upload["Initiated"].timestamp() < before
+        ]
+        for upload in stale:
+            abort_upload(self._calls, self._bucket, upload["Key"], upload["UploadId"])
+        return len(stale)
+
+    def _put(self, key: str, data: Payload, **condition: Any) -> str:
+        def call(client: S3Client, _: Deadline) -> str:
+            return client.put_object(
+                Bucket=self._bucket, Key=self._key(key), Body=body_of(data), **condition
+            )["ETag"]
+
+        return self._calls.run(key, call, size_bytes=len(memoryview(data)))
+
+    def _head_etag(self, key: str) -> str:
+        return self._calls.run(
+            key, lambda client, _: client.head_object(Bucket=self._bucket, Key=self._key(key))
+        )["ETag"]
+
+    def _list_once(self) -> ListObjectsV2OutputTypeDef:
+        return self._calls.run(
+            "listing",
+            lambda client, _: client.list_objects_v2(
+                Bucket=self._bucket, Prefix=self.settings.prefix, MaxKeys=1
+            ),
+        )
 
     def _pages(self, prefix: str, *, delimiter: str) -> Iterator[ListObjectsV2OutputTypeDef]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._key(prefix), Delimiter=delimiter
-        )
-        with self._translated(prefix):
-            yield from pages
+        arguments: dict[str, Any] = {"Prefix": self._key(prefix), "Delimiter": delimiter}
 
-    @contextmanager
-    def _translated(self, subject: str) -> Iterator[None]:
-        try:
-            yield
-        except (NoCredentialsError, PartialCredentialsError) as error:
-            raise ConfigError(
-                f"no credentials for {self.url}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-                "a profile, or an instance role"
-            ) from error
-        except ClientError as error:
-            raise self._client_error(error, subject) from error
-        except (BotoCoreError, HTTPClientError) as error:
-            endpoint = self._client.meta.endpoint_url
-            raise StoreUnavailable(f"{subject} in {self.url} at {endpoint}: {error}") from error
+        def call(client: S3Client, _: Deadline) -> ListObjectsV2OutputTypeDef:
+            return client.list_objects_v2(Bucket=self._bucket, **arguments)
 
-    def _client_error(self, error: ClientError, subject: str) -> Exception:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if status == 304:
-            return _NotModified(subject)
-        if code == "NoSuchBucket":
-            return ConfigError(
-                f"bucket {self._bucket!r} does not exist at {self._client.meta.endpoint_url}; "
-                "create it or correct the URL"
-            )
-        if code in _MISSING:
-            return ObjectNotFound(subject)
-        if code in _CONFLICT:
-            return PreconditionFailed(f"{subject} in {self.url} was changed by another writer")
-        if code in _DENIED:
-            return StoreDenied(
-                f"{subject} in {self.url}: {code}; check the credentials and the bucket policy"
-            )
-        return StoreUnavailable(f"{subject} in {self.url}: {code or status} {error}")
+        while True:
+            page = self._calls.run(prefix, call)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
 
-
-class _NotModified(Exception):
-    """304 on its way from the error translation to ``S3Store.get``."""
-
-
-def _make_client(settings: S3Settings) -> S3Client:
-    style = settings.addressing_style
-    off_aws = (
-        settings.endpoint_url
-        or os.environ.get("AWS_ENDPOINT_URL_S3")
-        or os.environ.get("AWS_ENDPOINT_URL")
-    )
-    if style == "auto" and off_aws:
-        style = "path"  # virtual hosting needs wildcard DNS, which few stores off AWS have
-    config = Config(
-        connect_timeout=settings.connect_timeout_s,
-        read_timeout=settings.read_timeout_s,
-        retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
-        s3={"addressing_style": style},
-        # Many S3-compatible stores reject the checksums boto3 sends by default since 1.36, or
-        # store their framing inside the object. The manifest carries sha256 of every file.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        max_pool_connections=32,
-    )
-    # A region is part of the signature only; stores off AWS accept any.
-    region = settings.region or ("us-east-1" if off_aws else None)
-    try:
-        # A session of our own: boto3's default session is shared and not thread-safe to build on.
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=settings.endpoint_url,
-            region_name=region,
-            verify=settings.ca_bundle,
-            config=config,
-        )
-    except NoRegionError:
-        raise ConfigError("s3 needs a region: add ?region=… to the URL or set AWS_REGION") from None
+    def _key(self, key: str) -> str:
+        return self.settings.prefix + key

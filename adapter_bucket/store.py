@@ -25,6 +25,17 @@ class StoredObject:
     etag: str
 
 
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a listing says of one object."""
+
+    key: str
+    size: int
+    """Bytes."""
+    modified_at: float
+    """Unix time by the store's clock, seconds. Compare with ``Store.now`` only."""
+
+
 class NotModified:
     """Answer of a conditional get whose ETag still matches."""
 
@@ -102,12 +113,28 @@ class Store(Protocol):
         """Keys that start with ``prefix``, in no promised order. For discovery and garbage only."""
         ...
 
+    def scan(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Like ``list``, with sizes and times. For garbage collection and people."""
+        ...
+
     def list_dirs(self, prefix: str) -> Iterator[str]:
         """Names of the "directories" right below ``prefix`` (which ends in ``/``)."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; those that do not exist are no error."""
+        ...
+
+    def now(self) -> float:
+        """Unix time by the store's clock, seconds. Costs a request; never used for ordering."""
+        ...
+
+    def sweep(self, prefix: str, *, older_than_s: float) -> int:
+        """Remove what interrupted writes left below ``prefix`` and no reader can see.
+
+        Returns:
+            How many leftovers were removed (temporary files, parts of multipart uploads).
+        """
         ...
 
     @property

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlsplit
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.store import Store
 
-SCHEMES = ("file://", "s3://")
+SCHEMES = ("file://", "s3://", "hf://", "memory://")
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, **options: Any) -> Store:
     """Open the store at ``url`` and check that it can be reached.
 
     Args:
-        url: ``file:///absolute/dir`` (created if its parent exists) or ``s3://bucket/prefix``
-            with optional query settings, see ``s3_store.parse_s3_url``.
+        url: ``file:///absolute/dir`` (created if its parent exists), ``s3://bucket/prefix`` or
+            ``hf://buckets/owner/name`` with optional query settings (``s3_settings``), or
+            ``memory://name`` within one process. For a mounted bucket use ``file://``.
+        options: Fields of ``s3_settings.S3Settings``; they win over the URL.
 
     Raises:
         ConfigError: unknown scheme, missing bucket or parent directory, no credentials.
         StoreDenied: the credentials may not list the bucket.
         StoreUnavailable: the endpoint does not answer.
     """
-    scheme = urlsplit(url).scheme
-    if scheme == "file":
+    parts = urlsplit(url)
+    if parts.scheme == "s3" or (parts.scheme == "hf" and parts.netloc == "buckets"):
+        from adapter_bucket.s3_store import S3Store
+
+        return S3Store.open(url, **options)
+    if options:
+        raise ConfigError(f"bucket {parts.scheme}://… takes no options, got {sorted(options)}")
+    if parts.scheme == "file":
         from adapter_bucket.file_store import FileStore
 
         return FileStore.open(url)
-    if scheme == "s3":
-        from adapter_bucket.s3_store import S3Store
+    if parts.scheme == "memory":
+        from adapter_bucket.memory_store import MemoryStore
 
-        return S3Store.open(url)
-    hint = " (a plain path is written file:///path)" if not scheme else ""
+        return MemoryStore.open(url)
+    hint = " (a plain path is written file:///path)" if not parts.scheme else ""
     raise ConfigError(
-        f"bucket URL {url!r} has an unknown scheme {scheme!r}{hint}; use one of "
+        f"bucket URL {url!r} has an unknown scheme {parts.scheme!r}{hint}; use one of "
         f"{', '.join(SCHEMES)}"
     )

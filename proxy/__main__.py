@@ -1,0 +1,35 @@
+"""``bucket-lora-proxy``: the command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from bucket_lora_proxy.config import parse_config
+from bucket_lora_proxy.server import Server
+
+from adapter_bucket.errors import ConfigError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT. Returns 2 for a wrong setting, 1 if the server can't start."""
+    try:
+        config = parse_config(sys.argv[1:] if argv is None else argv, os.environ)
+    except ConfigError as error:
+        print(f"bucket-lora-proxy: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    server = Server(config)
+    server.run()
+    return 0 if server.started else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Puts the parts together: routes, authentication, lifespan. Nothing else."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from bucket_lora_proxy.admission import Admission
+from bucket_lora_proxy.answers import send_error
+from bucket_lora_proxy.auth import Doorkeeper
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.endpoints import Endpoints
+from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType
+from bucket_lora_proxy.forward import Forwarder
+from bucket_lora_proxy.metrics import Metrics
+from bucket_lora_proxy.replicas import Fleet, Replica
+from bucket_lora_proxy.upstream import Origin, Pool
+from bucket_lora_proxy.watcher import Watcher
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from adapter_bucket.status import STATUS_PATH
+
+log = logging.getLogger("bucket_lora_proxy")
+
+GENERATION_PATHS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}
+)
+"""POST, routed by the ``model`` field."""
+
+CONTROL_CONNECTIONS = 64
+"""Connections to one replica for everything but generations; long-polls hold one each."""
+
+
+@dataclass(frozen=True)
+class Deps:
+    """What the app is made of."""
+
+    config: ProxyConfig
+    fleet: Fleet
+    watcher: Watcher
+    metrics: Metrics
+
+
+def build_deps(config: ProxyConfig) -> Deps:
+    """Make everything that a configuration asks for; starts nothing."""
+    tls = ssl.create_default_context(cafile=config.replica_ca)
+
+    def pool(origin: Origin, limit: int) -> Pool:
+        return Pool(
+            origin,
+            limit=limit,
+            keep_alive_s=config.keep_alive_s,
+            connect_timeout_s=config.connect_timeout_s,
+            token=config.replica_token,
+            tls=tls,
+        )
+
+    fleet = Fleet(
+        Replica(
+            origin,
+            data=pool(origin, config.max_connections),
+            control=pool(origin, CONTROL_CONNECTIONS),
+        )
+        for origin in config.replicas
+    )
+    return Deps(config, fleet, Watcher(fleet, config), Metrics(fleet))
+
+
+def create_app(deps: Deps) -> ASGIApp:
+    """The whole proxy as an ASGI app."""
+    config = deps.config
+    endpoints = Endpoints(config, deps.fleet, deps.watcher, deps.metrics)
+    admission = Admission(deps.fleet, deps.watcher, deps.metrics, wait_s=config.adapter_wait_s)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with deps.watcher.run():
+            yield
+
+    get: list[tuple[str, Callable[[Request], object]]] = [
+        ("/health", endpoints.health),
+        (STATUS_PATH, endpoints.status),
+        ("/v1/models", endpoints.models),
+        ("/metrics", endpoints.metrics),
+        ("/server_info", endpoints.any_replica),
+        ("/get_world_size", endpoints.any_replica),
+    ]
+    control = Starlette(
+        routes=[Route(path, handler, methods=["GET"]) for path, handler in get],
+        lifespan=lifespan,
+        exception_handlers={ApiError: _api_error},
+    )
+    return Gate(
+        Doorkeeper(config.tokens),
+        generation=Forwarder(config, admission, deps.watcher, deps.metrics),
+        control=control,
+        control_paths=frozenset(path for path, _ in get),
+    )
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ApiError):
+        raise error
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return Response(error.body(), error.status, headers)
+
+
+class Gate:
+    """First in line: authenticates, and lets through only what is on the list.
+
+    Generations go straight to the forwarder; everything else that is allowed to the Starlette app.
+    """
+
+    def __init__(
+        self,
+        doorkeeper: Doorkeeper,
+        *,
+        generation: Forwarder,
+        control: ASGIApp,
+        control_paths: frozenset[str],
+    ) -> None:
+        self._doorkeeper = doorkeeper
+        self._generation = generation
+        self._control = control
+        self._control_paths = control_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._control(scope, receive, send)
+            return
+        try:
+            await self._serve(scope, receive, send)
+        except ApiError as error:
+            await send_error(send, error)
+        except ClientGone:
+            pass
+        except Exception:
+            # Only reached before an answer has begun or by a fault of this program; the server
+            # closes the connection if one has begun.
+            log.exception("serving %s failed", scope["path"])
+            raise
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._doorkeeper.check(scope["headers"])
+        path, method = scope["path"], scope["method"]
+        if path in GENERATION_PATHS:
+            if method != "POST":
+                raise _wrong_method(method, path, "POST")
+            await self._generation(scope, receive, send)
+        elif path in self._control_paths:
+            if method not in ("GET", "HEAD"):
+                raise _wrong_method(method, path, "GET")
+            await self._control(scope, receive, send)
+        else:
+            raise ApiError(
+                403, ErrorType.ROUTE_FORBIDDEN, f"{path[:200]!r} is not served by this proxy"
+            )
+
+
+def _wrong_method(method: str, path: str, allowed: str) -> ApiError:
+    return ApiError(405, ErrorType.METHOD_NOT_ALLOWED, f"{method} {path}: use {allowed}")

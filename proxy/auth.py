@@ -1,0 +1,89 @@
+"""Bearer tokens of clients: read, compared in constant time, never shown."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+
+from bucket_lora_proxy.errors import ApiError, ErrorType
+
+from adapter_bucket.errors import ConfigError
+
+MIN_TOKEN_LENGTH = 16
+"""Shorter tokens are refused: they can be guessed through a public port."""
+
+
+def read_tokens(path: Path) -> tuple[str, ...]:
+    """Read one token a line; blank lines and lines that start with ``#`` are skipped.
+
+    Raises:
+        ConfigError: unreadable, empty, or a token that cannot stand in a header field. The message
+            names the file and the line, never the token.
+    """
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"token file {path} cannot be read as ASCII text: {error}") from None
+    tokens = []
+    for number, line in enumerate(lines, start=1):
+        token = line.strip()
+        if not token or token.startswith("#"):
+            continue
+        check_token(token, f"line {number} of token file {path}")
+        tokens.append(token)
+    if not tokens:
+        raise ConfigError(f"token file {path} holds no token; put one on a line of its own")
+    return tuple(tokens)
+
+
+def check_token(token: str, where: str) -> None:
+    """Refuse a token that is short or cannot stand in a header field.
+
+    Raises:
+        ConfigError: names ``where`` it stands, never the token.
+    """
+    if len(token) < MIN_TOKEN_LENGTH:
+        raise ConfigError(
+            f"the token in {where} has {len(token)} characters; use at least {MIN_TOKEN_LENGTH}"
+        )
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"the token in {where} holds a space or an unprintable character")
+
+
+class Doorkeeper:
+    """Lets a request in if it carries one of the tokens; with no tokens, everybody.
+
+    Every token is compared, over digests of equal length, so that the time taken says neither
+    which token matched nor how much of one.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._digests = [_digest(token.encode()) for token in tokens]
+
+    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Let the request pass, or raise.
+
+        Args:
+            headers: the request's fields, names in lower case.
+
+        Raises:
+            ApiError: 401; the message is the same for a missing and for a wrong token.
+        """
+        if not self._digests:
+            return
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) == 1 and given[0][:7].lower() == b"bearer ":
+            digest = _digest(given[0][7:].strip())
+            if sum(hmac.compare_digest(digest, known) for known in self._digests):
+                return
+        raise ApiError(
+            401,
+            ErrorType.UNAUTHORIZED,
+            "a valid token is required: send 'Authorization: Bearer <token>'",
+        )
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()

@@ -1,0 +1,159 @@
+"""The answers that the proxy gives as one server: status, health, models, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+from bucket_lora_proxy.admission import no_replica
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.disconnect import CancelOnDisconnect
+from bucket_lora_proxy.errors import ApiError, ErrorType, UpstreamError
+from bucket_lora_proxy.metrics import CONTENT_TYPE, Metrics
+from bucket_lora_proxy.replicas import Fleet, Replica
+from bucket_lora_proxy.watcher import MAX_CONTROL_BYTES, Watcher
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from adapter_bucket.status import (
+    ADAPTER_PARAM,
+    MAX_WAIT_S,
+    NEED_PARAM,
+    WAIT_PARAM,
+    FleetStatus,
+    ReadyState,
+)
+
+NO_PLUGIN = "the server has no bucket-lora plugin; its adapters are taken from /v1/models"
+
+
+class Endpoints:
+    """One method per route."""
+
+    def __init__(
+        self, config: ProxyConfig, fleet: Fleet, watcher: Watcher, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._watcher = watcher
+        self._metrics = metrics
+
+    async def health(self, request: Request) -> Response:
+        """200 once ``min_healthy`` replicas are in rotation, else 503; the body counts both."""
+        total, up = len(self._fleet.replicas), len(self._fleet.up())
+        reasons = {r.url: r.reason for r in self._fleet.replicas if not r.up}
+        document = {
+            "status": "ok" if up == total else "degraded" if up else "unhealthy",
+            "message": f"{total - up}/{total} servers unhealthy",
+            "replicas": total,
+            "healthy": up,
+            "unhealthy": reasons,
+        }
+        return JSONResponse(document, 200 if up >= self._config.min_healthy else 503)
+
+    async def status(self, request: Request) -> Response:
+        """The fleet's status; with ``adapter``, once that adapter's fate is known or time is up."""
+        query = request.query_params
+        name = query.get(ADAPTER_PARAM)
+        need_all = _need_all(query.get(NEED_PARAM, "any"))
+        wait_s = _wait_s(query.get(WAIT_PARAM, "0"))
+        if name is not None and wait_s > 0:
+            async with CancelOnDisconnect(request.receive), self._watcher.awaiting(name):
+                await self._fleet.changed_until(
+                    lambda: self._settled(name, need_all=need_all), wait_s
+                )
+        replicas, errors = {}, {}
+        for replica in self._fleet.replicas:
+            replicas[replica.url] = replica.status
+            if replica.status is None:
+                errors[replica.url] = NO_PLUGIN if replica.up else replica.reason
+        adapter = self._fleet.adapter(name, need_all=need_all) if name is not None else None
+        document = FleetStatus(replicas=replicas, errors=errors, adapter=adapter)
+        return Response(document.model_dump_json(), media_type="application/json")
+
+    def _settled(self, name: str, *, need_all: bool) -> bool:
+        return self._fleet.adapter(name, need_all=need_all).state is not ReadyState.PENDING
+
+    async def models(self, request: Request) -> Response:
+        """Models that every replica in rotation lists, with the smallest ``max_model_len``."""
+        replicas = self._fleet.up()
+        answers = await asyncio.gather(*(self._model_cards(replica) for replica in replicas))
+        lists = [cards for cards in answers if cards is not None]
+        if not lists:
+            raise no_replica(self._fleet)
+        cards = common_models(lists)
+        if not any(card.get("parent") is None for card in cards):
+            raise ApiError(
+                503,
+                ErrorType.MODELS_DIFFER,
+                f"{len(lists)} replicas have no base model in common; start all of them with the "
+                "same model and --served-model-name",
+            )
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def _model_cards(self, replica: Replica) -> list[dict[str, object]] | None:
+        try:
+            response = await replica.control.request(
+                b"GET", b"/v1/models", timeout_s=self._config.control_timeout_s
+            )
+            with response:
+                body = await response.read(max_bytes=MAX_CONTROL_BYTES)
+                cards = json.loads(body)["data"] if response.status == 200 else None
+        except (UpstreamError, ValueError, KeyError, TypeError):
+            replica.poke.set()
+            return None
+        return [card for card in cards if isinstance(card, dict)] if cards else None
+
+    async def metrics(self, request: Request) -> Response:
+        """The proxy's own metrics."""
+        return Response(self._metrics.page(), headers={"content-type": CONTENT_TYPE.decode()})
+
+    async def any_replica(self, request: Request) -> Response:
+        """Pass a read-only question on to the first replica in rotation."""
+        for replica in self._fleet.up():
+            target = request.url.path.encode()
+            if request.scope["query_string"]:
+                target += b"?" + request.scope["query_string"]
+            try:
+                answer = await replica.control.request(
+                    b"GET", target, timeout_s=self._config.control_timeout_s
+                )
+                with answer:
+                    body = await answer.read(max_bytes=MAX_CONTROL_BYTES)
+            except UpstreamError:
+                replica.poke.set()
+                continue
+            return Response(body, answer.status, media_type="application/json")
+        raise no_replica(self._fleet)
+
+
+def common_models(lists: list[list[dict[str, object]]]) -> list[dict[str, object]]:
+    """Cards whose id stands in every list, in the order of the first. Pure."""
+    common = []
+    for card in lists[0]:
+        same = [[c for c in cards if c.get("id") == card.get("id")] for cards in lists]
+        if not all(same):
+            continue
+        lengths = [c["max_model_len"] for found in same for c in found[:1] if "max_model_len" in c]
+        numbers = [length for length in lengths if isinstance(length, int)]
+        common.append({**card, "max_model_len": min(numbers)} if numbers else card)
+    return common
+
+
+def _need_all(value: str) -> bool:
+    if value not in ("any", "all"):
+        raise ApiError(400, ErrorType.BAD_REQUEST, f"{NEED_PARAM} is {value[:50]!r}: any or all")
+    return value == "all"
+
+
+def _wait_s(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ApiError(
+            400, ErrorType.BAD_REQUEST, f"{WAIT_PARAM} is {value[:50]!r}; give seconds from 0"
+        )
+    return min(seconds, MAX_WAIT_S)

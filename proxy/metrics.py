@@ -1,0 +1,80 @@
+"""Prometheus metrics. State that the fleet holds anyway is read at scrape time, not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bucket_lora_proxy.replicas import Fleet
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
+
+_SECONDS = (0.005, 0.02, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+class _FleetState(Collector):
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Read the fleet."""
+        up = GaugeMetricFamily(
+            "bucket_lora_proxy_replica_up", "1 for a replica in rotation", labels=["replica"]
+        )
+        flying = GaugeMetricFamily(
+            "bucket_lora_proxy_in_flight", "Generations a replica is working on", labels=["replica"]
+        )
+        ready = GaugeMetricFamily(
+            "bucket_lora_proxy_adapters_ready", "Adapters ready on a replica", labels=["replica"]
+        )
+        for replica in self._fleet.replicas:
+            up.add_metric([replica.url], float(replica.up))
+            flying.add_metric([replica.url], replica.in_flight)
+            ready.add_metric([replica.url], len(replica.ready))
+        yield from (up, flying, ready)
+
+
+class Metrics:
+    """All counters of one proxy, in a registry of its own."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_FleetState(fleet))
+        prefix = "bucket_lora_proxy_"
+        self.requests = Counter(
+            f"{prefix}requests", "Generations by final status", ["status"], registry=self.registry
+        )
+        self.attempts = Counter(
+            f"{prefix}replica_requests",
+            "Generations sent, by replica",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            f"{prefix}retries",
+            "Generations sent to a further replica, by what was wrong with the one before",
+            ["cause"],
+            registry=self.registry,
+        )
+        self.disconnects = Counter(
+            f"{prefix}client_disconnects",
+            "Generations cancelled because the client left",
+            registry=self.registry,
+        )
+        self.waited = Counter(
+            f"{prefix}adapter_waits",
+            "Generations that had to wait for their adapter",
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            f"{prefix}request_seconds",
+            "Time from a complete request to a complete answer",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
+    def page(self) -> bytes:
+        """The exposition of everything."""
+        return generate_latest(self.registry)

@@ -1,0 +1,200 @@
+"""What the proxy knows of each replica, and of all of them. No I/O here: ``watcher.py`` does it.
+
+A replica is *up* from a status answer until a failure. Everything that was learnt before a failure
+is forgotten with it, because the process that answers next may be another, empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bucket_lora_proxy.readiness import on_fleet, on_replica
+from bucket_lora_proxy.upstream import Origin, Pool
+
+from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus
+
+VERDICT_AGE_S = 5.0
+"""How long a replica's answer about one adapter is believed, where its plain status says less."""
+
+MAX_VERDICTS = 256
+"""Answers kept per replica; the oldest is dropped."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One entry of a replica's ``/v1/models``."""
+
+    id: str
+    parent: str | None
+    """Set for an adapter."""
+
+
+class Replica:
+    """State of one replica.
+
+    Args:
+        origin: its address.
+        data: connections for generations.
+        control: connections for everything else, so that a full data pool cannot hide a replica.
+    """
+
+    def __init__(self, origin: Origin, *, data: Pool, control: Pool) -> None:
+        self.origin = origin
+        self.data = data
+        self.control = control
+        self.up = False
+        self.reason = "not asked yet"
+        """Why it is not up."""
+        self.status: ReplicaStatus | None = None
+        """Its last status; ``None`` if it is down, or has no bucket-lora plugin."""
+        self.base_models: frozenset[str] = frozenset()
+        self.ready: frozenset[str] = frozenset()
+        """Adapters that a generation may name here."""
+        self.in_flight = 0
+        self.faults = 0
+        """Failures seen so far; an answer to a question asked before the last one is void."""
+        self.answers = 0
+        """Answers about single adapters so far; an older plain status is void too."""
+        self.poke = asyncio.Event()
+        """Set to have the watcher look at once."""
+        self._verdicts: dict[str, tuple[float, AdapterStatus]] = {}
+
+    @property
+    def url(self) -> str:
+        return self.origin.url
+
+    def serves(self, model: str | None) -> bool:
+        """Whether a generation for this model may be sent here now."""
+        return self.up and (model is None or model in self.ready or model in self.base_models)
+
+    def mark_down(self, reason: str) -> bool:
+        """Take the replica out of rotation and forget what it had. Returns whether it was up."""
+        was_up, self.up = self.up, False
+        self.reason = reason
+        self.faults += 1
+        self.status = None
+        self.ready = frozenset()
+        self._verdicts.clear()
+        self.data.drop_idle()
+        self.poke.set()
+        return was_up
+
+    def mark_up(self, status: ReplicaStatus | None, models: Iterable[Model] | None) -> bool:
+        """Take in an answer. Returns whether something a waiting request may care for changed.
+
+        Args:
+            status: its status, or ``None`` for a server without the plugin.
+            models: its model list, or ``None`` to keep what is known of its base models.
+        """
+        before = (self.up, self.ready, self.base_models, self.status)
+        if models is not None:
+            listed = list(models)
+            self.base_models = frozenset(m.id for m in listed if m.parent is None)
+            if status is None:
+                self.ready = frozenset(m.id for m in listed if m.parent is not None)
+        if status is not None:
+            self.ready = frozenset(status.ready)
+        self.status = status
+        self.up = True
+        self.reason = ""
+        return before != (self.up, self.ready, self.base_models, self.status)
+
+    def take_verdict(self, status: ReplicaStatus, now: float) -> None:
+        """Take in the answer to a question about one adapter."""
+        self.answers += 1
+        self.status = status
+        self.ready = frozenset(status.ready)
+        if status.adapter is None:
+            return
+        verdict = status.adapter
+        if verdict.state is ReadyState.READY:
+            self.ready |= {verdict.name}
+        self._verdicts.pop(verdict.name, None)
+        self._verdicts[verdict.name] = (now, verdict)
+        if len(self._verdicts) > MAX_VERDICTS:
+            del self._verdicts[next(iter(self._verdicts))]
+
+    def lacks(self, name: str) -> None:
+        """The replica just said that it has no such adapter, whatever its last status said."""
+        self.ready -= {name}
+        self._verdicts.pop(name, None)
+        self.poke.set()
+
+    def view(self, name: str, now: float) -> AdapterStatus:
+        """State of one adapter here, as far as it is known."""
+        if name in self.ready:
+            return AdapterStatus(name=name, state=ReadyState.READY, ready_on=1)
+        said = self._verdicts.get(name)
+        if said and now - said[0] < VERDICT_AGE_S and said[1].state is not ReadyState.READY:
+            return said[1]
+        if self.status is None:
+            reason = "not in the server's model list (it has no bucket-lora plugin)"
+            return AdapterStatus(name=name, state=ReadyState.PENDING, reason=reason)
+        view = on_replica(self.status, name)
+        if view.state is ReadyState.READY:  # it answered 404 after it said so
+            return AdapterStatus(name=name, state=ReadyState.PENDING, reason="being reloaded")
+        return view
+
+
+class Fleet:
+    """All replicas, and a way to wait for any change of them."""
+
+    def __init__(self, replicas: Iterable[Replica]) -> None:
+        self.replicas = list(replicas)
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def up(self) -> list[Replica]:
+        """Replicas in rotation."""
+        return [replica for replica in self.replicas if replica.up]
+
+    def serving(self, model: str | None) -> list[Replica]:
+        """Replicas to which a generation for this model may be sent now."""
+        return [replica for replica in self.replicas if replica.serves(model)]
+
+    def adapter(self, name: str, *, need_all: bool = False) -> AdapterStatus:
+        """State of an adapter on the replicas that are up."""
+        now = asyncio.get_running_loop().time()
+        views = {replica.url: replica.view(name, now) for replica in self.up()}
+        return on_fleet(views, name, need_all=need_all)
+
+    def notify(self) -> None:
+        """Wake everything that waits for a change."""
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait for the next change, or until the time is over."""
+        await self.changed_until(lambda: False, timeout_s, once=True)
+
+    async def changed_until(
+        self, settled: Callable[[], bool], timeout_s: float, *, once: bool = False
+    ) -> bool:
+        """Wait until ``settled()`` holds, looking again after every change.
+
+        Args:
+            settled: must not await; may raise, which ends the wait.
+            timeout_s: longest wait.
+            once: return after the first change even if it does not hold.
+
+        Returns:
+            Whether it held.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not settled():
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiting.add(future)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await future
+            except TimeoutError:
+                return settled()
+            finally:
+                self._waiting.discard(future)
+            if once:
+                break
+        return settled()

@@ -1,0 +1,64 @@
+"""Runs the app under uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+import uvicorn
+from bucket_lora_proxy.app import Deps, build_deps, create_app
+from bucket_lora_proxy.config import ProxyConfig
+
+log = logging.getLogger("bucket_lora_proxy")
+
+CLIENT_KEEP_ALIVE_S = 75
+"""Idle time after which a client's connection is closed: above the 15 s of aiohttp's pool and the
+60 s of common load balancers, so that the client, not the proxy, ends it."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with one line that says where the proxy can be reached."""
+
+    def __init__(self, config: ProxyConfig, *, deps: Deps | None = None) -> None:
+        self._proxy = config
+        self.deps = deps or build_deps(config)
+        self.ready = asyncio.Event()
+        """Set once the port is open."""
+        super().__init__(
+            uvicorn.Config(
+                create_app(self.deps),
+                host=config.host,
+                port=config.port,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=CLIENT_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(config.shutdown_s),
+                ssl_certfile=config.tls_cert,
+                ssl_keyfile=config.tls_key,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        self.ready.set()
+        for server in self.servers:
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                scheme = "https" if self._proxy.tls_cert else "http"
+                shown = f"[{host}]" if ":" in host else host
+                log.info(
+                    "ready on %s://%s:%d, %d replicas, %s",
+                    scheme,
+                    shown,
+                    port,
+                    len(self._proxy.replicas),
+                    f"{len(self._proxy.tokens)} tokens" if self._proxy.tokens else "no token",
+                )

@@ -1,0 +1,282 @@
+"""Replicas that fail: what is retried, what is not, and what the client sees.
+
+The replicas are stand-ins because a real server does not reset or garble a connection on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+import pytest
+
+from tests.proxy.proxy_harness import Harness, Proxy
+from tests.proxy.stand_in import Behaviour, Received, StandIn, answer_json, begin_stream, chunk
+
+pytestmark = pytest.mark.anyio
+
+
+async def reset(received: Received, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+async def cut_body(received: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{")
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def cut_chunk(received: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhel")
+    await writer.drain()
+    writer.close()
+
+
+async def garbage(received: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+    await writer.drain()
+
+
+async def status_500(received: Received, writer: asyncio.StreamWriter) -> None:
+    await answer_json(writer, {"error": "broken"}, status=500)
+
+
+async def status_429(received: Received, writer: asyncio.StreamWriter) -> None:
+    await answer_json(writer, {"error": "busy"}, status=429)
+
+
+FAULTS = [reset, cut_body, cut_chunk, garbage, status_500, status_429]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_generation_lost_on_one_replica_is_answered_by_another(
+    harness: Harness, fault: Behaviour
+) -> None:
+    bad, good = await harness.replicas(2, "run-v1")
+    bad.behaviour = fault
+    proxy = await harness.proxy(bad, good)
+    answers = await asyncio.gather(*(proxy.generate("run-v1") for _ in range(20)))
+    assert {answer.status for answer in answers} == {200}
+    assert {answer.json()["served_by"] for answer in answers} == {good.port}
+    assert bad.generations
+    assert proxy.in_flight() == [0, 0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_attempts_are_bounded_and_the_end_is_an_error_not_a_wrong_answer(
+    harness: Harness, fault: Behaviour
+) -> None:
+    replicas = await harness.replicas(3, "run-v1")
+    for replica in replicas:
+        replica.behaviour = fault
+    proxy = await harness.proxy(*replicas, max_attempts=2)
+    answer = await proxy.generate("run-v1")
+    assert answer.status in (429, 500, 502)
+    assert sum(len(replica.generations) for replica in replicas) == 2
+    assert proxy.in_flight() == [0, 0, 0]
+
+
+async def test_a_client_error_is_passed_on_and_not_retried(harness: Harness) -> None:
+    async def status_400(received: Received, writer: asyncio.StreamWriter) -> None:
+        await answer_json(writer, {"error": "prompt too long"}, status=400)
+
+    replicas = await harness.replicas(2, "run-v1")
+    for replica in replicas:
+        replica.behaviour = status_400
+    proxy = await harness.proxy(*replicas)
+    answer = await proxy.generate("run-v1")
+    assert (answer.status, answer.json()) == (400, {"error": "prompt too long"})
+    assert sum(len(replica.generations) for replica in replicas) == 1
+
+
+async def test_a_killed_replica_leaves_at_once_and_is_back_when_its_status_answers(
+    harness: Harness,
+) -> None:
+    first, second = await harness.replicas(2, "run-v1")
+    proxy = await harness.proxy(first, second, poll_s=0.05)
+    await first.stop()
+    for _ in range(6):
+        assert (await proxy.generate("run-v1")).json()["served_by"] == second.port
+    await proxy.until_up(1)
+    first.ready = set()  # restarted empty
+    await first.start()
+    await proxy.until_up(2)
+    for _ in range(6):
+        assert (await proxy.generate("run-v1")).json()["served_by"] == second.port
+    first.make_ready("run-v1")
+    await asyncio.sleep(0.2)
+    ports = {(await proxy.generate("run-v1")).json()["served_by"] for _ in range(6)}
+    assert ports == {first.port, second.port}
+
+
+async def test_an_unhealthy_replica_is_not_used_although_its_status_answers(
+    harness: Harness,
+) -> None:
+    sick, well = await harness.replicas(2, "run-v1")
+    sick.healthy = False
+    proxy = await harness.proxy(sick, well)
+    for _ in range(4):
+        assert (await proxy.generate("run-v1")).json()["served_by"] == well.port
+    sick.healthy = True
+    await proxy.until_up(2)
+
+
+async def test_a_stopped_replica_gives_up_its_unanswered_requests(harness: Harness) -> None:
+    async def never(received: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    hung, good = await harness.replicas(2, "run-v1")
+    hung.behaviour = never
+    proxy = await harness.proxy(hung, good, unresponsive_s=0.2, control_timeout_s=0.2)
+    requests = [asyncio.create_task(proxy.generate("run-v1")) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    hung.frozen = True
+    answers = await asyncio.gather(*requests)
+    assert {answer.json()["served_by"] for answer in answers} == {good.port}
+
+
+async def test_silence_inside_a_generation_ends_in_504_and_is_not_run_again(
+    harness: Harness,
+) -> None:
+    async def never(received: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    replicas = await harness.replicas(2, "run-v1")
+    for replica in replicas:
+        replica.behaviour = never
+    proxy = await harness.proxy(*replicas, response_timeout_s=0.2)
+    answer = await proxy.generate("run-v1")
+    assert (answer.status, answer.error_type) == (504, "replica_timeout")
+    assert sum(len(replica.generations) for replica in replicas) == 1
+
+
+async def stream_of(proxy: Proxy, model: str = "run-v1") -> bytes:
+    answer = await proxy.generate(model, stream=True)
+    return answer.body
+
+
+async def test_a_stream_passes_piece_by_piece(harness: Harness) -> None:
+    step = asyncio.Event()
+
+    async def stream(received: Received, writer: asyncio.StreamWriter) -> None:
+        await begin_stream(writer)
+        for piece in (b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"):
+            await chunk(writer, piece)
+            await step.wait()
+            step.clear()
+        await chunk(writer, b"")
+
+    replica = await harness.replica(StandIn(ready={"run-v1"}, behaviour=stream))
+    proxy = await harness.proxy(replica)
+    async with proxy.client() as client:
+        body = b'{"model": "run-v1", "stream": true}'
+        await client.send("POST", "/v1/completions", body=body)
+        head = await client.event()
+        assert (b"content-type", b"text/event-stream; charset=utf-8") in head.headers
+        for piece in (b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"):
+            assert bytes((await client.event()).data) == piece  # before the next one is written
+            step.set()
+        assert isinstance(await client.event(), h11.EndOfMessage)
+
+
+async def test_a_stream_that_fails_before_its_first_piece_goes_to_another_replica(
+    harness: Harness,
+) -> None:
+    async def dies(received: Received, writer: asyncio.StreamWriter) -> None:
+        await begin_stream(writer)
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+
+    async def works(received: Received, writer: asyncio.StreamWriter) -> None:
+        await begin_stream(writer)
+        await chunk(writer, b"data: [DONE]\n\n")
+        await chunk(writer, b"")
+
+    bad, good = await harness.replicas(2, "run-v1")
+    bad.behaviour, good.behaviour = dies, works
+    proxy = await harness.proxy(bad, good)
+    assert {await stream_of(proxy) for _ in range(4)} == {b"data: [DONE]\n\n"}
+    assert bad.generations
+
+
+@pytest.mark.parametrize("ending", ["reset", "close", "garbage"])
+async def test_a_stream_that_fails_later_ends_as_an_aborted_connection(
+    harness: Harness, ending: str
+) -> None:
+    async def dies(received: Received, writer: asyncio.StreamWriter) -> None:
+        await begin_stream(writer)
+        await chunk(writer, b"data: 1\n\n")
+        await asyncio.sleep(0.05)
+        if ending == "garbage":
+            writer.write(b"zzz\r\n")
+            await writer.drain()
+        elif ending == "close":
+            writer.close()
+        else:
+            writer.transport.abort()
+
+    replicas = await harness.replicas(2, "run-v1")
+    for replica in replicas:
+        replica.behaviour = dies
+    proxy = await harness.proxy(*replicas)
+    with pytest.raises(h11.RemoteProtocolError, match="incomplete"):
+        await stream_of(proxy)
+    assert sum(len(replica.generations) for replica in replicas) == 1
+    assert proxy.in_flight() == [0, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_cancels_its_request_upstream(
+    harness: Harness, stream: bool
+) -> None:
+    async def endless(received: Received, writer: asyncio.StreamWriter) -> None:
+        if stream:
+            await begin_stream(writer)
+        while True:
+            if stream:
+                await chunk(writer, b"data: x\n\n")
+            await asyncio.sleep(0.02)
+
+    replica = await harness.replica(StandIn(ready={"run-v1"}, behaviour=endless))
+    proxy = await harness.proxy(replica)
+    async with proxy.client() as client:
+        await client.send("POST", "/v1/completions", body=b'{"model": "run-v1"}')
+        if stream:
+            await client.event()
+        await asyncio.sleep(0.1)
+        assert proxy.in_flight() == [1]
+    for _ in range(100):
+        if replica.cancelled:
+            break
+        await asyncio.sleep(0.01)
+    assert replica.cancelled == 1
+    assert proxy.in_flight() == [0]
+
+
+async def test_a_client_that_leaves_while_its_adapter_is_awaited_leaves_nothing_behind(
+    harness: Harness,
+) -> None:
+    replica = await harness.replica()
+    proxy = await harness.proxy(replica, adapter_wait_s=60.0)
+    async with proxy.client() as client:
+        await client.send("POST", "/v1/completions", body=b'{"model": "run-v1"}')
+        await asyncio.sleep(0.1)
+        assert proxy.deps.watcher.awaited() == ["run-v1"]
+    await asyncio.sleep(0.1)
+    assert proxy.deps.watcher.awaited() == []
+
+
+async def test_a_connection_that_the_replica_closed_while_idle_is_not_noticed_by_the_client(
+    harness: Harness,
+) -> None:
+    async def answer_then_close(received: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        writer.close()
+
+    replica = await harness.replica(StandIn(ready={"run-v1"}, behaviour=answer_then_close))
+    proxy = await harness.proxy(replica)
+    for pause_s in (0.0, 0.005, 0.01, 0.012, 0.02) * 6:
+        assert (await proxy.generate("run-v1")).status == 200
+        await asyncio.sleep(pause_s)

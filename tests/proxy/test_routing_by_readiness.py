@@ -1,0 +1,189 @@
+"""Which replica a generation reaches: only one on which the named version is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.proxy.proxy_harness import Harness
+from tests.proxy.stand_in import StandIn
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_generation_reaches_only_replicas_on_which_its_version_is_ready(
+    harness: Harness,
+) -> None:
+    with_v1, with_both, empty = (
+        await harness.replica(StandIn(ready={"run-v1"})),
+        await harness.replica(StandIn(ready={"run-v1", "run-v2"})),
+        await harness.replica(),
+    )
+    proxy = await harness.proxy(with_v1, with_both, empty)
+    answers = await asyncio.gather(*(proxy.generate(f"run-v{1 + i % 2}") for i in range(40)))
+    assert [answer.status for answer in answers] == [200] * 40
+    assert {answer.json()["model"] for answer in answers[1::2]} == {"run-v2"}
+    assert set(with_v1.names()) == {"run-v1"}
+    assert with_both.names().count("run-v2") == 20
+    assert empty.generations == []
+    assert proxy.in_flight() == [0, 0, 0]
+
+
+async def test_a_base_model_request_goes_to_any_replica_and_idle_ones_share_evenly(
+    harness: Harness,
+) -> None:
+    replicas = await harness.replicas(3)
+    proxy = await harness.proxy(*replicas)
+    for _ in range(9):
+        assert (await proxy.generate("base")).status == 200
+    assert [len(replica.generations) for replica in replicas] == [3, 3, 3]
+
+
+async def test_a_request_without_model_is_served_by_the_base_model(harness: Harness) -> None:
+    proxy = await harness.proxy(await harness.replica())
+    assert (await proxy.generate(None)).status == 200
+
+
+async def test_the_least_loaded_replica_is_chosen(harness: Harness) -> None:
+    release = asyncio.Event()
+    slow, quick = await harness.replicas(2, "run-v1")
+
+    async def hold(received: object, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    slow.behaviour = hold
+    quick.behaviour = None
+    proxy = await harness.proxy(slow, quick)
+    held = [asyncio.create_task(proxy.generate("run-v1")) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    for _ in range(5):
+        assert (await proxy.generate("run-v1")).json()["served_by"] == quick.port
+    release.set()
+    assert [answer.status for answer in await asyncio.gather(*held)] == [200, 200]
+
+
+async def test_a_request_is_held_until_its_version_becomes_ready(harness: Harness) -> None:
+    replica = await harness.replica(StandIn(ready={"run-v1"}))
+    proxy = await harness.proxy(replica, poll_s=30.0)
+    held = asyncio.create_task(proxy.generate("run-v2"))
+    await asyncio.sleep(0.2)
+    assert replica.generations == []
+    began = asyncio.get_running_loop().time()
+    replica.make_ready("run-v2")
+    answer = await held
+    assert answer.json()["model"] == "run-v2"
+    assert asyncio.get_running_loop().time() - began < 0.2  # the long-poll, not the plain watch
+
+
+async def test_a_version_that_never_becomes_ready_ends_in_503_with_a_reason(
+    harness: Harness,
+) -> None:
+    replica = await harness.replica(StandIn(ready={"run-v1", "other-v7"}))
+    proxy = await harness.proxy(replica, adapter_wait_s=0.2)
+    answer = await proxy.generate("run-v2")
+    assert (answer.status, answer.error_type) == (503, "adapter_not_ready")
+    assert answer.header("retry-after") == "1"
+    assert answer.json()["error"]["served"] == ["run-v1"]
+    assert answer.json()["error"]["retryable"] is True
+    assert replica.generations == []
+    assert proxy.deps.watcher.awaited() == []
+
+
+async def test_a_retired_version_is_refused_at_once_and_says_what_is_served(
+    harness: Harness,
+) -> None:
+    replica = await harness.replica(StandIn(ready={"run-v8", "run-v9", "run-v10"}))
+    proxy = await harness.proxy(replica, adapter_wait_s=30.0)
+    answer = await proxy.generate("run-v2")
+    assert (answer.status, answer.error_type) == (410, "adapter_retired")
+    assert answer.json()["error"]["served"] == ["run-v8", "run-v9", "run-v10"]
+    assert answer.json()["error"]["retryable"] is False
+
+
+async def test_a_version_refused_everywhere_is_refused_with_the_replicas_reason(
+    harness: Harness,
+) -> None:
+    replicas = await harness.replicas(2)
+    for replica in replicas:
+        replica.refused["run-v1"] = "rank 64 is above --max-lora-rank 8"
+    proxy = await harness.proxy(*replicas, adapter_wait_s=30.0)
+    answer = await proxy.generate("run-v1")
+    assert (answer.status, answer.error_type) == (409, "adapter_refused")
+    assert "--max-lora-rank 8" in answer.json()["error"]["message"]
+
+
+async def test_a_version_refused_on_one_replica_is_awaited_on_the_other(harness: Harness) -> None:
+    refusing, slow = await harness.replicas(2)
+    refusing.refused["run-v1"] = "no"
+    proxy = await harness.proxy(refusing, slow, adapter_wait_s=5.0)
+    held = asyncio.create_task(proxy.generate("run-v1"))
+    await asyncio.sleep(0.2)
+    slow.make_ready("run-v1")
+    assert (await held).json()["served_by"] == slow.port
+
+
+async def test_an_unknown_model_is_never_replaced_by_another(harness: Harness) -> None:
+    replica = await harness.replica(StandIn(ready={"run-v1"}))
+    proxy = await harness.proxy(replica)
+    for name in ("gpt", "", "run", "run-v01", "run-v1 ", "RUN-V1"):
+        answer = await proxy.generate(name)
+        assert (answer.status, answer.error_type) == (404, "model_not_found"), name
+    assert replica.generations == []
+
+
+async def test_a_name_inside_a_prompt_does_not_pass_for_the_model(harness: Harness) -> None:
+    replica = await harness.replica(StandIn(ready={"run-v1"}))
+    proxy = await harness.proxy(replica)
+    body = b'{"prompt": "\\"model\\": \\"base\\"", "x": {"model": "base"}, "model": "run-v1"}'
+    answer = await proxy.request("POST", "/v1/completions", body=body)
+    assert answer.json()["model"] == "run-v1"
+    assert replica.generations[0].body == body
+
+
+async def test_of_a_repeated_model_the_last_counts_as_for_the_server(harness: Harness) -> None:
+    with_v1, with_v2 = (
+        await harness.replica(StandIn(ready={"run-v1"})),
+        await harness.replica(StandIn(ready={"run-v2"})),
+    )
+    proxy = await harness.proxy(with_v1, with_v2)
+    body = b'{"model": "run-v1", "model": "run-v2"}'
+    assert json.loads(body) == {"model": "run-v2"}
+    answer = await proxy.request("POST", "/v1/completions", body=body)
+    assert answer.json()["served_by"] == with_v2.port
+
+
+async def test_a_replica_that_lost_an_adapter_since_its_last_status_is_passed_over(
+    harness: Harness,
+) -> None:
+    stale, good = await harness.replicas(2, "run-v1")
+    proxy = await harness.proxy(stale, good, poll_s=30.0)
+    stale.ready.clear()  # restarted empty; the proxy has not asked since
+    for _ in range(4):
+        assert (await proxy.generate("run-v1")).json()["served_by"] == good.port
+
+
+async def test_a_stock_server_takes_part_with_the_adapters_of_its_model_list(
+    harness: Harness,
+) -> None:
+    stock = await harness.replica(StandIn(plugin=False, ready={"policy-v1"}))
+    proxy = await harness.proxy(stock)
+    assert (await proxy.generate("policy-v1")).status == 200
+    held = asyncio.create_task(proxy.generate("policy-v2"))
+    await asyncio.sleep(0.1)
+    stock.ready.add("policy-v2")
+    assert (await held).status == 200
+
+
+async def test_without_any_replica_a_request_is_refused_at_once(harness: Harness) -> None:
+    replica = await harness.replica()
+    proxy = await harness.proxy(replica, adapter_wait_s=30.0)
+    await replica.stop()
+    await proxy.until_up(0)
+    for name in ("base", "run-v1"):
+        answer = await proxy.generate(name)
+        assert (answer.status, answer.error_type) == (503, "no_replica")
+        assert answer.header("retry-after") == "1"
+        assert replica.url in answer.json()["error"]["message"]

@@ -1,0 +1,140 @@
+"""Real TLS on both hops, and bearer tokens that stay on their own side and out of the logs."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.proxy.proxy_harness import Harness
+from tests.proxy.stand_in import StandIn
+
+pytestmark = pytest.mark.anyio
+
+CLIENT_TOKEN = "client-token-0123456789"
+SECOND_TOKEN = "client-token-9876543210"
+REPLICA_TOKEN = "replica-token-abcdefgh"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def server_tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def ca_file(authority: trustme.CA, tmp_path: Path) -> Path:
+    path = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return path
+
+
+async def test_both_hops_speak_tls(
+    harness: Harness,
+    authority: trustme.CA,
+    server_tls: ssl.SSLContext,
+    ca_file: Path,
+    tmp_path: Path,
+) -> None:
+    certificate = authority.issue_cert("localhost")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.cert_chain_pems[0].write_to_path(str(cert))
+    certificate.private_key_pem.write_to_path(str(key))
+    client_tls = ssl.create_default_context(cafile=ca_file)
+    replica = await harness.replica(StandIn(ready={"run-v1"}, tls=server_tls))
+    proxy = await harness.proxy(
+        replica, tls_cert=cert, tls_key=key, replica_ca=ca_file, client_tls=client_tls
+    )
+    for _ in range(3):
+        assert (await proxy.generate("run-v1")).json()["model"] == "run-v1"
+
+
+async def test_a_replica_whose_certificate_is_not_trusted_stays_out(
+    harness: Harness, server_tls: ssl.SSLContext
+) -> None:
+    replica = StandIn(tls=server_tls)
+    await harness.replica(replica)
+    trusted = await harness.replica()
+    proxy = await harness.proxy(trusted, replica, expect_up=1)
+    answer = await proxy.get("/health")
+    assert "certificate" in answer.json()["unhealthy"][replica.url].lower()
+
+
+async def test_only_a_known_token_gets_in_and_each_side_sees_its_own(harness: Harness) -> None:
+    replica = await harness.replica(StandIn(ready={"run-v1"}, token=REPLICA_TOKEN))
+    proxy = await harness.proxy(
+        replica, tokens=(CLIENT_TOKEN, SECOND_TOKEN), replica_token=REPLICA_TOKEN
+    )
+    wrong = [
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": f"Basic {CLIENT_TOKEN}"},
+        {"authorization": f"Bearer {CLIENT_TOKEN}x"},
+        {"authorization": f"Bearer {CLIENT_TOKEN[:-1]}"},
+        {"authorization": f"Bearer {REPLICA_TOKEN}"},
+        {"x-api-key": CLIENT_TOKEN},
+    ]
+    for headers in wrong:
+        for method, path in (("GET", "/health"), ("GET", "/metrics"), ("POST", "/pause")):
+            answer = await proxy.request(method, path, headers=headers)
+            assert (answer.status, answer.error_type) == (401, "unauthorized"), headers
+            assert answer.header("www-authenticate") == "Bearer"
+    for token in (CLIENT_TOKEN, SECOND_TOKEN):
+        answer = await proxy.request(
+            "POST",
+            "/v1/completions",
+            headers={"authorization": f"Bearer {token}"},
+            body=b'{"model": "run-v1"}',
+        )
+        assert answer.status == 200
+    for seen in replica.generations:
+        values = [value for name, value in seen.headers if name == "authorization"]
+        assert values == [f"Bearer {REPLICA_TOKEN}"]
+    assert replica.unauthorised == 0
+
+
+async def test_a_replica_that_refuses_the_proxys_token_says_so_in_the_health(
+    harness: Harness,
+) -> None:
+    replica = await harness.replica(StandIn(token=REPLICA_TOKEN))
+    proxy = await harness.proxy(replica, replica_token="another-wrong-token", expect_up=0)
+    answer = await proxy.get("/health")
+    assert answer.status == 503
+    assert "401" in answer.json()["unhealthy"][replica.url]
+
+
+async def test_no_token_stands_in_logs_errors_or_metrics(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    replica = await harness.replica(StandIn(ready={"run-v1"}, token=REPLICA_TOKEN))
+    proxy = await harness.proxy(replica, tokens=(CLIENT_TOKEN,), replica_token=REPLICA_TOKEN)
+    login = {"authorization": f"Bearer {CLIENT_TOKEN}"}
+    bodies = [
+        (await proxy.request("POST", "/v1/completions", headers=login, body=body)).body
+        for body in (b'{"model": "run-v1"}', b'{"model": "none"}', b"{")
+    ]
+    bodies.append((await proxy.request("GET", "/collective_rpc", headers=login)).body)
+    bodies.append((await proxy.request("GET", "/health", headers=login)).body)
+    await replica.stop()
+    await proxy.until_up(0)
+    bodies.append((await proxy.request("POST", "/v1/completions", headers=login, body=b"{}")).body)
+    bodies.append((await proxy.request("GET", "/bucket_lora/status", headers=login)).body)
+    bodies.append((await proxy.request("GET", "/metrics", headers=login)).body)
+    async with proxy.client() as client:
+        client.writer.write(b"GET /\x00 HTTP/1.1\r\nauthorization: Bearer " + CLIENT_TOKEN.encode())
+        client.writer.write(b"\r\n\r\n")
+        bodies.append(await client.reader.read(1000))
+    everything = caplog.text + repr(proxy.config) + b"".join(bodies).decode()
+    for token in (CLIENT_TOKEN, REPLICA_TOKEN):
+        assert token not in everything
+    assert "left the rotation" in caplog.text

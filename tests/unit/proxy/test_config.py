@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from bucket_lora_proxy.config import ProxyConfig, _parser, parse_config
+
+from adapter_bucket.errors import ConfigError
+
+REPLICA = ["--replica", "http://127.0.0.1:9000"]
+TOKEN = "0123456789abcdef"
+
+
+def test_the_least_configuration_is_a_replica() -> None:
+    config = parse_config(REPLICA, {})
+    assert [origin.url for origin in config.replicas] == ["http://127.0.0.1:9000"]
+    assert (config.host, config.port, config.tokens) == ("127.0.0.1", 8000, ())
+
+
+def test_every_setting_has_a_flag() -> None:
+    flags = {action.dest for action in _parser()._actions if action.dest != "help"}
+    from_files = {"replica", "token_file", "replica_token_file"}
+    derived = {"replicas", "tokens", "replica_token"}
+    assert flags - from_files == {field.name for field in fields(ProxyConfig)} - derived
+
+
+def test_every_flag_says_what_it_does() -> None:
+    for action in _parser()._actions:
+        assert action.help not in (None, argparse.SUPPRESS), action.option_strings
+
+
+def test_tokens_come_from_a_file_before_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# rotated on Monday\n{TOKEN}1\n\n  {TOKEN}2  \n")
+    environ = {"BUCKET_LORA_PROXY_TOKEN": f"{TOKEN}3 {TOKEN}4", "BUCKET_LORA_REPLICA_TOKEN": TOKEN}
+    from_file = parse_config([*REPLICA, "--token-file", str(path)], environ)
+    assert from_file.tokens == (f"{TOKEN}1", f"{TOKEN}2")
+    assert from_file.replica_token == TOKEN
+    assert parse_config(REPLICA, environ).tokens == (f"{TOKEN}3", f"{TOKEN}4")
+
+
+def test_no_token_stands_in_the_representation() -> None:
+    config = parse_config(REPLICA, {"BUCKET_LORA_PROXY_TOKEN": TOKEN})
+    assert TOKEN not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "holds no token"),
+        (b"# only a comment\n", "holds no token"),
+        (b"short\n", "line 1 .* has 5 characters; use at least 16"),
+        (b"0123456789abcdef 0123456789abcdef\n", "holds a space"),
+        ("0123456789abcdefé\n".encode(), "cannot be read as ASCII"),
+    ],
+)
+def test_a_token_file_that_cannot_work_is_refused_without_showing_it(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        parse_config([*REPLICA, "--token-file", str(path)], {})
+    assert "0123456789abcdef" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        ([], "no replica is given; add --replica"),
+        ([*REPLICA, "--replica", "http://127.0.0.1:9000/"], "is given 2 times"),
+        (["--replica", "127.0.0.1:9000"], "is not http"),
+        (["--replica", "ftp://x"], "is not http"),
+        (["--replica", "http://h/?a=b"], "is not http"),
+        (["--replica", "http://h:99999"], "not valid"),
+        (["--replica", "http://h/\r\nx"], "is not http|printable"),
+        (["--replica", "http://user:secret@h"], "holds credentials"),
+        ([*REPLICA, "--tls-cert", "/nowhere"], "belong together"),
+        ([*REPLICA, "--replica-ca", "/nowhere"], "/nowhere is not a readable file"),
+        ([*REPLICA, "--poll-s", "0"], "--poll-s is 0.0; it must be above 0"),
+        ([*REPLICA, "--max-attempts", "0"], "--max-attempts is 0; it must be at least 1"),
+        ([*REPLICA, "--host", "0.0.0.0"], "TLS .* and a token .* is missing"),
+        ([*REPLICA, "--host", "::"], "--insecure-public-bind"),
+        ([*REPLICA, "--host", "example.org"], "can be reached from other machines"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(argv: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        parse_config(argv, {})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_public_bind_needs_tls_and_token_or_an_explicit_flag(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.touch()
+    key.touch()
+    tls = ["--tls-cert", str(cert), "--tls-key", str(key)]
+    public = [*REPLICA, "--host", "0.0.0.0"]
+    token = {"BUCKET_LORA_PROXY_TOKEN": TOKEN}
+    with pytest.raises(ConfigError, match="TLS"):
+        parse_config(public, token)
+    with pytest.raises(ConfigError, match="token"):
+        parse_config([*public, *tls], {})
+    assert parse_config([*public, *tls], token).host == "0.0.0.0"
+    assert parse_config([*public, "--insecure-public-bind"], {}).insecure_public_bind
+    assert parse_config([*REPLICA, "--host", "::1"], {}).host == "::1"
+
+
+def test_two_replica_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 replica tokens"):
+        parse_config(REPLICA, {"BUCKET_LORA_REPLICA_TOKEN": f"{TOKEN}1 {TOKEN}2"})

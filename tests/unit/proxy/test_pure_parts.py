@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from bucket_lora_proxy.auth import Doorkeeper
+from bucket_lora_proxy.endpoints import common_models
+from bucket_lora_proxy.errors import ApiError, ErrorType
+from bucket_lora_proxy.headers import for_client, for_upstream
+from bucket_lora_proxy.readiness import on_fleet, on_replica
+from bucket_lora_proxy.request_body import read_envelope
+from bucket_lora_proxy.routing import choose
+from bucket_lora_proxy.upstream import Origin
+from bucket_lora_proxy.watcher import parse_models
+
+from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus, RunStatus
+
+
+@dataclass(eq=False)
+class Loaded:
+    in_flight: int
+
+
+def test_the_least_loaded_untried_candidate_is_chosen() -> None:
+    one, two, three = Loaded(2), Loaded(1), Loaded(1)
+    fleet = [one, two, three]
+    assert choose(fleet, tried=[], turn=0) is two
+    assert choose(fleet, tried=[], turn=2) is three
+    assert choose(fleet, tried=[two], turn=0) is three
+    assert choose(fleet, tried=[two, three], turn=0) is one
+    assert choose(fleet, tried=fleet, turn=0) is two
+    assert choose([], tried=[], turn=5) is None
+
+
+def status(**runs: RunStatus) -> ReplicaStatus:
+    ready = [f"{run}-v{version}" for run, state in runs.items() for version in state.ready]
+    return ReplicaStatus(
+        replica_id="r", base_model="b", dtype="d", max_loras=1, max_lora_rank=1, ready=ready,
+        runs=runs,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("run-v10", ReadyState.READY),
+        ("run-v9", ReadyState.REFUSED),
+        ("run-v8", ReadyState.PENDING),
+        ("run-v7", ReadyState.RETIRED),
+        ("run-v11", ReadyState.PENDING),
+        ("other-v1", ReadyState.PENDING),
+        ("nonsense", ReadyState.PENDING),
+    ],
+)
+def test_a_replicas_status_says_the_state_of_any_adapter(name: str, state: ReadyState) -> None:
+    run = RunStatus(state="running", latest=10, window=3, ready=[10], refused={9: "rank"})
+    view = on_replica(status(run=run), name)
+    assert (view.name, view.state) == (name, state)
+    assert state is ReadyState.READY or view.reason
+
+
+def test_an_answer_about_the_adapter_is_taken_as_it_is() -> None:
+    said = AdapterStatus(name="run-v1", state=ReadyState.REFUSED, reason="no")
+    assert on_replica(status().model_copy(update={"adapter": said}), "run-v1") == said
+
+
+READY, PENDING, REFUSED, RETIRED = (
+    ReadyState.READY, ReadyState.PENDING, ReadyState.REFUSED, ReadyState.RETIRED,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("states", "need_any", "need_all"),
+    [
+        ([], PENDING, PENDING),
+        ([READY], READY, READY),
+        ([READY, PENDING], READY, PENDING),
+        ([READY, REFUSED], READY, REFUSED),
+        ([READY, RETIRED], READY, RETIRED),
+        ([PENDING, REFUSED], PENDING, REFUSED),
+        ([PENDING, RETIRED], PENDING, RETIRED),
+        ([REFUSED, RETIRED], REFUSED, REFUSED),
+        ([RETIRED, RETIRED], RETIRED, RETIRED),
+    ],
+)
+def test_the_fleet_is_as_ready_as_needed(
+    states: list[ReadyState], need_any: ReadyState, need_all: ReadyState
+) -> None:
+    views = {
+        f"http://r{index}": AdapterStatus(name="run-v1", state=state, reason="because")
+        for index, state in enumerate(states)
+    }
+    for all_needed, expected in ((False, need_any), (True, need_all)):
+        view = on_fleet(views, "run-v1", need_all=all_needed)
+        assert view.state is expected
+        assert (view.replicas, view.ready_on) == (len(states), states.count(READY))
+        assert expected is READY or view.reason
+
+
+def test_headers_of_one_hop_are_dropped_in_both_directions() -> None:
+    fields = [
+        (b"connection", b"X-A , close"), (b"x-a", b"1"), (b"te", b"trailers"), (b"upgrade", b"h2c"),
+        (b"transfer-encoding", b"chunked"), (b"content-length", b"3"), (b"x-b", b"2"),
+        (b"content-encoding", b"gzip"), (b"connection", b"x-c"), (b"x-c", b"3"),
+    ]  # fmt: skip
+    kept = [(b"x-b", b"2"), (b"content-encoding", b"gzip")]
+    assert for_upstream(fields) == kept
+    assert for_client(fields) == kept
+
+
+def test_connection_cannot_name_a_field_back_in() -> None:
+    assert for_upstream([(b"connection", b"authorization"), (b"authorization", b"x")]) == []
+
+
+def test_the_models_in_common_keep_the_first_lists_order() -> None:
+    first = [{"id": "b", "max_model_len": 9}, {"id": "a"}, {"id": "c"}]
+    second = [{"id": "a"}, {"id": "b", "max_model_len": 7}]
+    assert common_models([first, second]) == [{"id": "b", "max_model_len": 7}, {"id": "a"}]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b'{"data": 5}', b'{"data": [1]}', b"no"])
+def test_a_strange_model_list_is_a_value_error(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_models(body)
+
+
+def test_an_origin_keeps_prefix_port_and_authority() -> None:
+    origin = Origin.parse("https://h.example/vllm/")
+    assert (origin.host, origin.port, origin.tls) == ("h.example", 443, True)
+    assert (origin.base_path, origin.authority) == (b"/vllm", b"h.example")
+    six = Origin.parse("http://[::1]:8001")
+    assert (six.host, six.port, six.authority) == ("::1", 8001, b"[::1]:8001")
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "stream"),
+    [
+        (b"{}", None, None),
+        (b'{"model": null, "stream": false}', None, False),
+        (b'{"model": "a\\u0062", "stream": true}', "ab", True),
+        (b'{"prompt": {"model": "x"}, "model": "y"}', "y", None),
+        (json.dumps({"prompt": '{"model": "x"}', "model": "y"}).encode(), "y", None),
+    ],
+)
+def test_the_envelope_is_read_from_the_top_level_only(
+    body: bytes, model: str | None, stream: bool | None
+) -> None:
+    envelope = read_envelope(body)
+    assert (envelope.model, envelope.stream) == (model, stream)
+
+
+def test_one_authorization_field_with_a_known_token_opens_the_door() -> None:
+    door = Doorkeeper(["token-one-0123456", "token-two-0123456"])
+    door.check([(b"authorization", b"bearer token-two-0123456")])
+    for fields in (
+        [],
+        [(b"authorization", b"Bearer token-one-0123456"), (b"authorization", b"Bearer x")],
+        [(b"authorization", b"Bearer \xff")],
+    ):
+        with pytest.raises(ApiError) as caught:
+            door.check(fields)
+        assert caught.value.type is ErrorType.UNAUTHORIZED
+    Doorkeeper([]).check([])

@@ -1,0 +1,149 @@
+"""A real ``vllm serve`` with the plugin, as a child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapter_bucket.status import ReplicaStatus
+
+START_S = 240.0
+"""Longest start: two engines on a busy machine with two cores."""
+
+CPU_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+BASE_FLAGS = (
+    "--host=127.0.0.1",
+    "--max-model-len=256",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--max-num-batched-tokens=16384",  # a prompt split in two kills a CPU engine, if seeded
+    "--logprobs-mode=processed_logprobs",
+    "--generation-config=vllm",
+)
+LORA_FLAGS = ("--enable-lora", "--max-lora-rank=8", "--max-loras=6")
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    port: int
+    model: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> Any:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
+        return _json(request, headers)
+
+    def post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data=json.dumps(body).encode(), method="POST"
+        )
+        request.add_header("Content-Type", "application/json")
+        return _json(request, headers)
+
+    def status(self, adapter: str | None = None, wait_s: float = 0.0) -> ReplicaStatus:
+        query = f"?adapter={adapter}&wait={wait_s}" if adapter else ""
+        return ReplicaStatus.model_validate(self.get(f"/bucket_lora/status{query}"))
+
+    def generate(self, model: str, prompt: list[int], max_tokens: int = 8) -> dict[str, Any]:
+        """Greedy completion with the log-probability of every token."""
+        answer = self.post(
+            "/v1/completions",
+            {
+                "model": model,
+                "prompt": prompt,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "logprobs": 0,
+                "return_token_ids": True,
+            },
+        )
+        choice: dict[str, Any] = answer["choices"][0]
+        return choice
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def command(model: str, port: int, flags: Sequence[str]) -> list[str]:
+    vllm = str(Path(sys.executable).with_name("vllm"))
+    return [vllm, "serve", model, f"--port={port}", *BASE_FLAGS, *flags]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("BUCKET_LORA_", "VLLM_"))}
+    return {**kept, **CPU_ENV, **extra}
+
+
+@contextmanager
+def running_server(
+    model: str, log: Path, flags: Sequence[str], env: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """Start a server, wait until it is healthy, and stop it, with all its children, afterwards."""
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(model, port, flags),
+            env=environment(**(env or {})),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        server = Server(port, model, log, process)
+        _wait_healthy(server)
+        yield server
+    finally:
+        _stop(process)
+
+
+def _wait_healthy(server: Server) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            raise RuntimeError(f"the server ended:\n{server.log.read_text()[-6000:]}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.3)
+    raise RuntimeError(f"the server did not start:\n{server.log.read_text()[-6000:]}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _json(request: urllib.request.Request, headers: dict[str, str] | None) -> Any:
+    for name, value in (headers or {}).items():
+        request.add_header(name, value)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.loads(response.read())

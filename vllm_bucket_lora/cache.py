@@ -1,0 +1,91 @@
+"""Verified versions on local disk, one copy for all processes of the server.
+
+A lock per version makes the processes take turns: the second one finds what the first one fetched,
+and nobody deletes a version while another process is about to use it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from adapter_bucket.fetch import fetch_version
+from adapter_bucket.layout import WEIGHTS_FILE, adapter_name, version_dir
+from adapter_bucket.manifest import VersionEntry
+from adapter_bucket.store import Store
+
+_READ_BYTES = 4 * 1024 * 1024
+
+
+class VersionCache:
+    """Directories ``<root>/adapters/<run>/v00000012``, in the form that PEFT and vLLM read."""
+
+    def __init__(
+        self,
+        store: Store,
+        root: Path,
+        *,
+        check: Callable[[Path, VersionEntry], None] = lambda path, entry: None,
+    ) -> None:
+        """Use ``root``, which is private to this server.
+
+        Args:
+            store: Where versions come from.
+            root: Local directory; memory-backed if possible.
+            check: Judges a complete directory; raises ``LoadRefused`` for one that is no adapter.
+        """
+        self._store = store
+        self._versions = root / "adapters"
+        self._locks = root / "locks"
+        self._check = check
+        for path in (self._versions, self._locks):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def fetch(self, run_id: str, entry: VersionEntry) -> Path:
+        """See ``ports.Cache.fetch``."""
+        with self._lock(run_id, entry.version):
+            path = fetch_version(self._store, run_id, entry, self._versions)
+            _warm(path / WEIGHTS_FILE)
+            self._check(path, entry)
+        return path
+
+    def remove(self, run_id: str, version: int, *, unless: Callable[[], bool]) -> bool:
+        """See ``ports.Cache.remove``."""
+        with self._lock(run_id, version):
+            if unless():
+                return False
+            shutil.rmtree(self._versions / run_id / version_dir(version), ignore_errors=True)
+        (self._locks / adapter_name(run_id, version)).unlink(missing_ok=True)
+        return True
+
+    @contextmanager
+    def _lock(self, run_id: str, version: int) -> Iterator[None]:
+        path = self._locks / adapter_name(run_id, version)
+        while True:
+            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                # A lock file that was deleted while we waited for it guards nothing.
+                if _same_file(fd, path):
+                    yield
+                    return
+            finally:
+                os.close(fd)
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _warm(path: Path) -> None:
+    """Read the file once: the engine reads it inside its loop and must not wait for a disk."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(_READ_BYTES):
+            pass

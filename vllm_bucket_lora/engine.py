@@ -1,0 +1,132 @@
+"""vLLM's side of the ``Loader``: the only module of the API server that touches vLLM's internals.
+
+Why it does not call ``OpenAIServingModels.load_lora_adapter``: that one numbers adapters with a
+counter of the process, and an engine knows an adapter by its number alone. Two API servers that
+load in a different order would give one number to two adapters, and the engine would serve the
+wrong weights without a word. Here the number comes from the name, so it is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
+from adapter_bucket.errors import ConfigError
+from vllm_bucket_lora.acceptance import Served
+from vllm_bucket_lora.ports import LoadRefused
+
+logger = logging.getLogger(__name__)
+
+_ID_BITS = 62
+"""vLLM keeps adapter numbers in signed 64-bit integers."""
+
+
+def stable_id(name: str) -> int:
+    """Number of an adapter: equal in every process and every restart, and never a small one.
+
+    The upper half of the 62-bit range stays clear of vLLM's own counters, which start at 1.
+    """
+    top = 1 << (_ID_BITS - 1)
+    return top | (int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) & (top - 1))
+
+
+class VllmLoader:
+    """Loads adapters into all engines behind one API server process."""
+
+    def __init__(self, engine_client: Any, models: Any) -> None:
+        self._engine = engine_client
+        self._models = models
+        self._ours: set[str] = set()
+
+    async def load(self, name: str, path: Path) -> None:
+        """See ``ports.Loader.load``. Returns once every engine has it in a slot."""
+        async with self._models.lora_resolver_lock[name]:
+            taken = name in self._models.lora_requests and name not in self._ours
+            if taken or self._models.is_base_model(name):
+                raise LoadRefused(
+                    f"the name {name!r} is taken by another model of this server; choose another "
+                    "run id, or another name in --lora-modules or --served-model-name"
+                )
+            request = LoRARequest(lora_name=name, lora_int_id=stable_id(name), lora_path=str(path))
+            try:
+                # With data parallelism the call goes to every engine, and fails if one does.
+                added = await self._engine.add_lora(request)
+            except EngineDeadError:
+                raise
+            except Exception as error:
+                raise LoadRefused(f"vLLM does not load it: {error}") from error
+            if not added:
+                raise LoadRefused("vLLM did not add it, and gave no reason; see its log")
+            self._models.lora_requests[name] = request
+            self._ours.add(name)
+
+    async def forget(self, name: str) -> None:
+        """See ``ports.Loader.forget``."""
+        async with self._models.lora_resolver_lock[name]:
+            if name in self._ours:
+                self._models.lora_requests.pop(name, None)
+                self._ours.discard(name)
+
+    def in_flight(self, name: str) -> int:
+        """See ``ports.Loader.in_flight``."""
+        states = self._engine.output_processor.request_states.values()
+        return sum(state.lora_name == name for state in states)
+
+    async def remove(self, name: str) -> None:
+        """See ``ports.Loader.remove``. Without it the slot would stay taken until it is needed."""
+        try:
+            await self._engine.remove_lora(stable_id(name))
+        except EngineDeadError:
+            raise
+        except Exception:
+            # Not worth more than a line: the engine's own LRU frees the slot when it needs one.
+            logger.exception("the engine did not free the slot of %s", name)
+        self._models.lora_resolver_lock.pop(name, None)
+
+
+def describe_server(vllm_config: Any, base_model: str) -> Served:
+    """What this server serves, from vLLM's configuration.
+
+    Args:
+        vllm_config: The engine client's configuration.
+        base_model: Name of the base model as given on the command line; vLLM itself may have
+            replaced it by a directory.
+
+    Raises:
+        ConfigError: LoRA is not enabled.
+    """
+    model, lora = vllm_config.model_config, vllm_config.lora_config
+    if lora is None:
+        raise ConfigError("adapters cannot be served without --enable-lora; add it")
+    reference = BaseModelRef(
+        id=base_model,
+        revision=model.revision,
+        architecture=architecture_fingerprint(model.hf_config.to_dict()),
+    )
+    return Served(
+        base_model=reference,
+        max_loras=lora.max_loras,
+        max_lora_rank=lora.max_lora_rank,
+        dtype=str(model.dtype).removeprefix("torch."),
+        vllm_version=vllm.__version__,
+    )
+
+
+def process_rank(vllm_config: Any) -> tuple[int, int]:
+    """Rank of this API server process, and how many there are."""
+    parallel = vllm_config.parallel_config
+    return max(0, parallel._api_process_rank), max(1, parallel._api_process_count)
+
+
+def adopt_logging() -> None:
+    """Send our log lines where vLLM's go, in its format: it configures no other logger."""
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger("vllm_bucket_lora")
+    ours.handlers, ours.propagate = theirs.handlers, False
+    ours.setLevel(theirs.level)

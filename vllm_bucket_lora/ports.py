@@ -1,0 +1,76 @@
+"""What the watcher needs of its surroundings: an engine, a disk, and the other server processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from adapter_bucket.manifest import VersionEntry
+from vllm_bucket_lora.slots import Admission
+
+
+class LoadRefused(Exception):
+    """The engine will never serve this adapter. The message says why."""
+
+
+class Loader(Protocol):
+    """An inference engine that serves adapters by name. Called in the event loop."""
+
+    async def load(self, name: str, path: Path) -> None:
+        """Make the adapter servable under ``name``. Idempotent.
+
+        Raises:
+            LoadRefused: it never will be.
+        """
+        ...
+
+    async def forget(self, name: str) -> None:
+        """Stop accepting requests that name it. Those in flight go on."""
+        ...
+
+    def in_flight(self, name: str) -> int:
+        """Requests of this process that are being served with it."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Free its slot. Called when no request uses it any more."""
+        ...
+
+
+class Cache(Protocol):
+    """Versions on local disk, shared by all processes of the server. Every method blocks."""
+
+    def fetch(self, run_id: str, entry: VersionEntry) -> Path:
+        """Bring a version here, verified and in page cache.
+
+        Raises:
+            BucketError: see ``adapter_bucket.fetch.fetch_version``.
+            LoadRefused: the bytes are as published, but no adapter that this server can use.
+            OSError: the disk is full or broken.
+        """
+        ...
+
+    def remove(self, run_id: str, version: int, *, unless: Callable[[], bool]) -> bool:
+        """Delete a version's files, unless ``unless()`` says that they are needed.
+
+        Guarantees: no ``fetch`` of the version runs between the question and the deletion.
+        """
+        ...
+
+
+class Group(Protocol):
+    """The API server processes of this server; each has a table of adapters of its own."""
+
+    @property
+    def leader(self) -> bool:
+        """Whether this process decides which runs get slots. Exactly one does."""
+        ...
+
+    def leaders_admission(self) -> Admission | None:
+        """What the leader decided last, or ``None`` while it has not."""
+        ...
+
+    def held_elsewhere(self, name: str) -> bool:
+        """Whether another process is loading, serving or still finishing with the adapter."""
+        ...

@@ -1,0 +1,168 @@
+"""One run as the watcher follows it: its manifest, when to look again, what failed.
+
+Owns the pace of polling and of retries. Does no loading.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from adapter_bucket.errors import BucketError, NotPublished
+from adapter_bucket.fetch import RunReader
+from adapter_bucket.manifest import Manifest, RunState, VersionEntry
+from vllm_bucket_lora.acceptance import Served, run_fault, version_fault
+from vllm_bucket_lora.slots import Demand
+
+EAGER_POLL_S = 0.1
+"""While a client waits for a version: its commit may be a moment away."""
+QUIET_AFTER_S = 60.0
+"""Without news for this long, a run is polled less and less often …"""
+QUIET_POLL_S = 5.0
+"""… down to this. A client that waits still gets an immediate poll."""
+ENDED_POLL_S = 30.0
+"""Ended runs are polled only to notice that they were taken up again."""
+JITTER = 0.2
+"""Share by which every interval varies, so that replicas do not poll in step."""
+
+IDLE_AFTER_S = 120.0
+"""A running run without news for this long, and for four times its usual gap, may be dead."""
+GONE_AFTER_S = 60.0
+"""A manifest missing for this long was deleted; a mount may show a hole for up to 30 s."""
+
+RETRY_FIRST_S = 0.5
+RETRY_MAX_S = 30.0
+FAULTY_AFTER = 3
+"""Failed attempts after which a version counts as refused. It is still retried, slowly."""
+
+
+@dataclass
+class Retry:
+    """A version that failed, and when it is tried again."""
+
+    reason: str
+    due_at: float
+    attempts: int = 1
+
+
+@dataclass
+class Run:
+    """What is known of one run. Times are seconds of the watcher's clock."""
+
+    run_id: str
+    reader: RunReader
+    served: Served
+    first_seen_at: float
+    random: Callable[[], float] = random.random
+    manifest: Manifest | None = None
+    changed_at: float = 0.0
+    due_at: float = 0.0
+    waiting: int = 0
+    """Clients that wait for a version of this run."""
+    missing_since: float | None = None
+    fault: str | None = None
+    """Last fault of reading the manifest."""
+    base_fault: str | None = None
+    """Why no version can be served here."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Versions that will never be served here."""
+    retries: dict[int, Retry] = field(default_factory=dict)
+
+    def read(self) -> Manifest | BucketError | None:
+        """Poll the manifest; blocks on the store, and touches nothing but the reader."""
+        try:
+            return self.reader.poll()
+        except BucketError as error:
+            return error
+
+    def absorb(self, outcome: Manifest | BucketError | None, now: float) -> bool:
+        """Take over what ``read`` found. Returns whether anything about the run changed."""
+        before = (self.manifest, self.fault, self.missing_since)
+        self.fault = None
+        if isinstance(outcome, NotPublished):
+            if self.manifest is not None:
+                self.fault = str(outcome)
+                self.missing_since = now if self.missing_since is None else self.missing_since
+        elif isinstance(outcome, BucketError):
+            self.fault = f"{type(outcome).__name__}: {outcome}"
+        else:
+            self.missing_since = None
+            if outcome is not None:
+                self._take(outcome, now)
+        return before != (self.manifest, self.fault, self.missing_since)
+
+    def _take(self, manifest: Manifest, now: float) -> None:
+        self.manifest = manifest
+        self.changed_at = now
+        self.base_fault = run_fault(manifest, self.served)
+        numbers = {entry.version for entry in manifest.versions}
+        self.refused = {v: why for v, why in self.refused.items() if v in numbers}
+        self.retries = {v: retry for v, retry in self.retries.items() if v in numbers}
+        for entry in manifest.window_versions():
+            if entry.version not in self.refused and (why := version_fault(entry, self.served)):
+                self.refused[entry.version] = why
+
+    def schedule(self, now: float, poll_s: float) -> None:
+        """Set when to look next."""
+        self.due_at = now + self._interval(now, poll_s) * (1 + JITTER * (2 * self.random() - 1))
+
+    def _interval(self, now: float, poll_s: float) -> float:
+        if self.waiting:
+            return min(poll_s, EAGER_POLL_S)
+        if self.manifest is not None and not self.running:
+            return max(poll_s, ENDED_POLL_S)
+        quiet_s = now - max(self.changed_at, self.first_seen_at)
+        if quiet_s <= QUIET_AFTER_S:
+            return poll_s
+        return max(poll_s, min(QUIET_POLL_S, poll_s * quiet_s / QUIET_AFTER_S))
+
+    @property
+    def running(self) -> bool:
+        return self.manifest is not None and self.manifest.state is RunState.RUNNING
+
+    def gone(self, now: float) -> bool:
+        """Whether the run was deleted from the bucket."""
+        return self.missing_since is not None and now - self.missing_since > GONE_AFTER_S
+
+    def demand(self, now: float) -> Demand | None:
+        """What the run asks for, or ``None`` if nothing of it can be served."""
+        if self.manifest is None or self.base_fault or self.gone(now):
+            return None
+        return Demand(
+            run_id=self.run_id,
+            running=self.running,
+            window=self.manifest.window,
+            idle=now - self.changed_at > max(IDLE_AFTER_S, 4 * _longest_gap_s(self.manifest)),
+            newest_at=max((entry.created_at for entry in self.manifest.versions), default=0.0),
+        )
+
+    def entries(self) -> dict[int, VersionEntry]:
+        """Entries of the window, by version."""
+        if self.manifest is None:
+            return {}
+        return {entry.version: entry for entry in self.manifest.window_versions()}
+
+    def unusable(self, now: float) -> set[int]:
+        """Versions not to be loaded now."""
+        return {*self.refused, *(v for v, retry in self.retries.items() if retry.due_at > now)}
+
+    def failed(self, version: int, reason: str, now: float) -> bool:
+        """Note a failed attempt that is worth repeating. Returns whether the reason is new."""
+        known = self.retries.get(version)
+        attempts = known.attempts + 1 if known else 1
+        wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** (attempts - 1))
+        self.retries[version] = Retry(reason, now + wait_s, attempts)
+        return known is None or known.reason != reason
+
+    def faults(self) -> dict[int, str]:
+        """Versions that are not expected to become ready, with the reason."""
+        tried = {v: r.reason for v, r in self.retries.items() if r.attempts >= FAULTY_AFTER}
+        return {**tried, **self.refused}
+
+
+def _longest_gap_s(manifest: Manifest) -> float:
+    """Longest time between two of the last versions, by the writer's own clock."""
+    times = [entry.created_at for entry in manifest.window_versions()]
+    return max((later - earlier for earlier, later in pairwise(times)), default=0.0)

@@ -1,0 +1,147 @@
+"""The adapters of this process: being loaded, ready, or on their way out.
+
+Owns the order of things. In: claim, fetch, load, ready. Out: no longer routable, then, once no
+request uses it, out of the engine, and its files last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TypeVar
+
+from adapter_bucket.layout import adapter_name
+from adapter_bucket.manifest import VersionEntry
+from vllm_bucket_lora.ports import Cache, Group, Loader
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 2.0
+"""Least time between "no longer routable" and removal: a request that was just admitted is not yet
+counted as in flight."""
+
+T = TypeVar("T")
+
+
+class Phase(Enum):
+    LOADING = "loading"
+    READY = "ready"
+    LEAVING = "leaving"
+
+
+@dataclass
+class Held:
+    """An adapter that this process uses in some way; its files must stay."""
+
+    run_id: str
+    version: int
+    phase: Phase = Phase.LOADING
+    since: float = 0.0
+
+
+class Shelf:
+    """Loads and lets go of adapters. Used by one task in one event loop."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        cache: Cache,
+        group: Group,
+        *,
+        executor: Executor,
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._loader = loader
+        self._cache = cache
+        self._group = group
+        self._executor = executor
+        self._on_change = on_change
+        self._clock = clock
+        self._grace_s = grace_s
+        self._held: dict[str, Held] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all adapters whose slot or files this process still uses."""
+        return sorted(self._held)
+
+    @property
+    def runs(self) -> set[str]:
+        """Runs of those adapters."""
+        return {held.run_id for held in self._held.values()}
+
+    @property
+    def leaving(self) -> bool:
+        """Whether any adapter is on its way out."""
+        return any(held.phase is Phase.LEAVING for held in self._held.values())
+
+    def ready(self, run_id: str) -> list[int]:
+        """Versions of the run that this process serves, ascending."""
+        return sorted(
+            held.version
+            for held in self._held.values()
+            if held.run_id == run_id and held.phase is Phase.READY
+        )
+
+    async def load(self, run_id: str, entry: VersionEntry) -> None:
+        """Fetch a version and make it ready. One that is on its way out is taken back.
+
+        Raises:
+            LoadRefused, BucketError, OSError: as ``Cache.fetch`` and ``Loader.load`` do; the
+                adapter is not held then.
+        """
+        name = adapter_name(run_id, entry.version)
+        held = self._held[name] = Held(run_id, entry.version, since=self._clock())
+        self._on_change()  # the claim is visible to the other processes before the files are used
+        try:
+            path = await self._blocking(lambda: self._cache.fetch(run_id, entry))
+            fetched_at = self._clock()
+            await self._loader.load(name, path)
+        except BaseException:
+            held.phase, held.since = Phase.LEAVING, self._clock()
+            raise
+        logger.info(
+            "%s is ready: %d bytes, fetched in %.3f s, loaded in %.3f s",
+            name, entry.weights.size, fetched_at - held.since, self._clock() - fetched_at,
+        )  # fmt: skip
+        held.phase, held.since = Phase.READY, self._clock()
+
+    async def retire(self, run_id: str, version: int) -> None:
+        """Stop serving a version. Its slot and files go later, see ``reap``."""
+        name = adapter_name(run_id, version)
+        await self._loader.forget(name)
+        self._held[name] = Held(run_id, version, Phase.LEAVING, self._clock())
+        logger.info("%s is retired", name)
+        self._on_change()
+
+    async def reap(self) -> None:
+        """Free slots and files of retired versions that no request uses any more."""
+        now = self._clock()
+        for name, held in list(self._held.items()):
+            if held.phase is not Phase.LEAVING or now - held.since < self._grace_s:
+                continue
+            if self._loader.in_flight(name):
+                continue
+            # Given up before asking whether others hold it: of two processes that let go at the
+            # same time, the second sees that it is the last one.
+            del self._held[name]
+            self._on_change()
+            if self._group.held_elsewhere(name):
+                continue
+            await self._loader.remove(name)
+            await self._blocking(partial(self._remove_files, name, held))
+
+    def _remove_files(self, name: str, held: Held) -> None:
+        needed = partial(self._group.held_elsewhere, name)
+        self._cache.remove(held.run_id, held.version, unless=needed)
+
+    async def _blocking(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)

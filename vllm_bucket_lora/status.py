@@ -1,0 +1,127 @@
+"""What this server says is ready: the states of its processes, joined. Pure.
+
+A version counts as ready when every process serves it, as refused when any process refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from adapter_bucket.layout import adapter_name, parse_adapter_name
+from adapter_bucket.manifest import RunState
+from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus, RunStatus
+from vllm_bucket_lora.acceptance import Served
+from vllm_bucket_lora.group import RunView, ServerState
+from vllm_bucket_lora.run import Run
+from vllm_bucket_lora.slots import Admission
+
+
+def view_of(run: Run, ready: Sequence[int], admission: Admission) -> RunView | None:
+    """One run as this process sees it, or ``None`` before its first manifest."""
+    if run.manifest is None:
+        return None
+    return RunView(
+        state=run.manifest.state,
+        latest=run.manifest.latest,
+        window=run.manifest.window,
+        published=sorted(run.entries()),
+        ready=list(ready),
+        refused=run.faults(),
+        pending={version: retry.reason for version, retry in run.retries.items()},
+        refusal=run.base_fault or admission.refused.get(run.run_id),
+        fault=run.fault or admission.unkept.get(run.run_id),
+    )
+
+
+def join(states: Sequence[ServerState | None]) -> ServerState:
+    """The state of the server as a whole. A process that has not spoken yet has nothing ready."""
+    spoken = [state for state in states if state is not None]
+    runs: dict[str, RunView] = {}
+    for run_id in {run_id for state in spoken for run_id in state.runs}:
+        views = [state.runs[run_id] for state in spoken if run_id in state.runs]
+        everywhere = len(views) == len(states)
+        runs[run_id] = _join_run(views, everywhere=everywhere)
+    fault = next((state.fault for state in spoken if state.fault), None)
+    return ServerState(runs=runs, fault=fault)
+
+
+def _join_run(views: Sequence[RunView], *, everywhere: bool) -> RunView:
+    newest = max(views, key=lambda view: view.latest)
+    ready = set.intersection(*(set(view.ready) for view in views)) if everywhere else set()
+    refused = {version: why for view in views for version, why in view.refused.items()}
+    return newest.model_copy(
+        update={
+            "ready": sorted(ready),
+            "refused": {v: why for v, why in sorted(refused.items()) if v not in ready},
+            "pending": {v: why for view in views for v, why in view.pending.items()},
+            "refusal": next((view.refusal for view in views if view.refusal), None),
+            "fault": next((view.fault for view in views if view.fault), None),
+        }
+    )
+
+
+def replica_status(server: ServerState, served: Served, replica_id: str) -> ReplicaStatus:
+    """The answer of ``GET /bucket_lora/status``."""
+    runs = {
+        run_id: RunStatus(
+            state=view.state.value,
+            latest=view.latest,
+            window=view.window,
+            ready=view.ready,
+            refused=view.refused,
+            error=view.refusal or view.fault,
+        )
+        for run_id, view in sorted(server.runs.items())
+    }
+    return ReplicaStatus(
+        replica_id=replica_id,
+        base_model=served.base_model.id,
+        revision=served.base_model.revision,
+        architecture=served.base_model.architecture,
+        dtype=served.dtype,
+        max_loras=served.max_loras,
+        max_lora_rank=served.max_lora_rank,
+        vllm_version=served.vllm_version,
+        ready=[adapter_name(run_id, v) for run_id, run in runs.items() for v in run.ready],
+        runs=runs,
+        error=server.fault,
+    )
+
+
+def adapter_status(
+    name: str, server: ServerState, *, follows: Callable[[str], bool]
+) -> AdapterStatus:
+    """The answer about one adapter: ready, on its way, or never, with the reason."""
+    state, reason = _adapter_state(name, server, follows)
+    ready_on = int(state is ReadyState.READY)
+    return AdapterStatus(name=name, state=state, reason=reason, ready_on=ready_on, replicas=1)
+
+
+def _adapter_state(
+    name: str, server: ServerState, follows: Callable[[str], bool]
+) -> tuple[ReadyState, str | None]:
+    parsed = parse_adapter_name(name)
+    if parsed is None:
+        return ReadyState.REFUSED, "an adapter name has the form <run id>-v<version>"
+    run_id, version = parsed
+    if version == 0:
+        return ReadyState.REFUSED, "version 0 is the untrained policy: ask for the base model"
+    if not follows(run_id):
+        return ReadyState.REFUSED, f"run {run_id!r} is outside this server's --bucket-lora-runs"
+    view = server.runs.get(run_id)
+    if view is None:
+        return ReadyState.PENDING, server.fault or f"run {run_id!r} is not in the bucket yet"
+    if version in view.ready:
+        return ReadyState.READY, None
+    if view.refusal:
+        return ReadyState.REFUSED, view.refusal
+    if version in view.refused:
+        return ReadyState.REFUSED, view.refused[version]
+    if version > view.latest:
+        why = view.fault or f"it is not published yet; the newest version is {view.latest}"
+        return ReadyState.PENDING, why
+    superseded = view.state is not RunState.RUNNING and version < view.latest
+    if version not in view.published or superseded:
+        served = ", ".join(map(str, view.ready)) or "none"
+        return ReadyState.RETIRED, f"it left the window; ready versions: {served}"
+    return ReadyState.PENDING, view.pending.get(version) or view.fault or "it is being loaded"

@@ -1,0 +1,262 @@
+"""The watcher: when to look at the bucket, what to load, what to let go. Knows nothing of vLLM.
+
+One task does one thing at a time: poll what is due, then load one version, then let go of what is
+no longer needed. Every blocking call on the bucket or the disk runs in one thread beside the event
+loop. Nothing the bucket does ends the task: versions that are ready stay ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from adapter_bucket.errors import BucketError, NotPublished
+from adapter_bucket.fetch import RunReader, discover_runs
+from adapter_bucket.layout import adapter_name
+from adapter_bucket.manifest import VersionEntry
+from adapter_bucket.store import Store
+from vllm_bucket_lora.acceptance import Served
+from vllm_bucket_lora.ports import Group, LoadRefused
+from vllm_bucket_lora.run import JITTER, Run
+from vllm_bucket_lora.shelf import Shelf
+from vllm_bucket_lora.slots import Admission, admit, retired, to_load
+
+logger = logging.getLogger(__name__)
+
+DISCOVER_S = 5.0
+"""Seconds between two listings of the runs."""
+EAGER_DISCOVER_S = 0.5
+"""The same while a client waits for a version of an unknown run."""
+LEAVING_TICK_S = 0.25
+"""How often adapters on their way out are looked at."""
+FAULT_PAUSE_S = 1.0
+"""Pause after an error of our own, so that it cannot spin."""
+
+T = TypeVar("T")
+
+
+class Watcher:
+    """Follows the runs of one store and keeps their versions on the shelf.
+
+    ``runs``, ``admission`` and ``fault`` are read by the status endpoint, in the same event loop;
+    only ``run`` changes them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        shelf: Shelf,
+        group: Group,
+        *,
+        served: Served,
+        executor: Executor,
+        pattern: str = "*",
+        poll_s: float = 0.5,
+        on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._shelf = shelf
+        self._group = group
+        self._served = served
+        self._executor = executor
+        self._pattern = pattern
+        self._poll_s = poll_s
+        self._on_change = on_change
+        self._clock = clock
+        self._woken = asyncio.Event()
+        self._next_listing_at = clock()
+        self._listed_at = clock()
+        self._strangers = 0
+        self.runs: dict[str, Run] = {}
+        self.admission = Admission()
+        self.fault: str | None = None
+        """Last fault that concerns no single run."""
+
+    def follows(self, run_id: str) -> bool:
+        """Whether the settings let this server serve the run."""
+        return fnmatch.fnmatchcase(run_id, self._pattern)
+
+    def wake(self) -> None:
+        """Look at everything now."""
+        for run in self.runs.values():
+            run.due_at = 0.0
+        if self._strangers:
+            self._list_soon()
+        self._woken.set()
+
+    def nudge(self) -> None:
+        """Decide again, without looking at the bucket: the leader may have decided."""
+        self._woken.set()
+
+    @contextlib.contextmanager
+    def expecting(self, run_id: str) -> Iterator[None]:
+        """While a client waits for a version of the run, poll it eagerly, beginning now."""
+        run = self.runs.get(run_id)
+        if run is None:
+            self._strangers += 1
+            self._list_soon()
+        else:
+            run.waiting += 1
+            run.due_at = 0.0
+        self._woken.set()
+        try:
+            yield
+        finally:
+            if run is None:
+                self._strangers -= 1
+            else:
+                run.waiting -= 1
+
+    async def run(self) -> None:
+        """Follow the bucket until cancelled."""
+        while True:
+            try:
+                if not await self.step():
+                    await self._sleep()
+            except Exception as error:
+                # Task boundary: a bug must not silently end the following of all runs.
+                logger.exception("the watcher failed; it goes on in %.0f s", FAULT_PAUSE_S)
+                self._set_fault(f"{type(error).__name__}: {error}")
+                await asyncio.sleep(FAULT_PAUSE_S)
+
+    async def step(self) -> bool:
+        """Poll what is due, load at most one version, let go. Returns whether one was tried."""
+        self._woken.clear()
+        await self._discover()
+        await self._poll()
+        self._decide()
+        tried = await self._load_next()
+        await self._retire()
+        await self._shelf.reap()
+        return tried
+
+    async def _discover(self) -> None:
+        if self._clock() < self._next_listing_at:
+            return
+        try:
+            found = await self._blocking(lambda: discover_runs(self._store))
+        except BucketError as error:
+            self._set_fault(f"{type(error).__name__}: {error}")
+            found = []
+        else:
+            self._set_fault(None)
+        now = self._listed_at = self._clock()
+        for run_id in found:
+            if run_id not in self.runs and self.follows(run_id):
+                self.runs[run_id] = Run(run_id, RunReader(self._store, run_id), self._served, now)
+                logger.info("following run %s", run_id)
+        interval = EAGER_DISCOVER_S if self._strangers else DISCOVER_S
+        self._next_listing_at = now + interval * (1 + JITTER * random.random())
+
+    async def _poll(self) -> None:
+        for run in sorted(self.runs.values(), key=lambda run: -run.waiting):
+            if run.due_at > self._clock():
+                continue
+            before = run.fault
+            outcome = await self._blocking(run.read)
+            now = self._clock()
+            changed = run.absorb(outcome, now)
+            run.schedule(now, self._poll_s)
+            if run.fault and run.fault != before:
+                logger.warning("run %s: %s", run.run_id, run.fault)
+            if run.gone(now) and run.run_id not in self._shelf.runs:
+                del self.runs[run.run_id]
+                logger.info("run %s is gone from the bucket", run.run_id)
+            if changed:
+                self._on_change()
+
+    def _decide(self) -> None:
+        """Give the slots to runs. Only the leader does, or processes could disagree for ever."""
+        if self._group.leader:
+            demands = [run.demand(self._clock()) for run in self.runs.values()]
+            asked = [demand for demand in demands if demand is not None]
+            new = admit(asked, self._served.max_loras, self.admission.running)
+        else:
+            new = self._group.leaders_admission() or self.admission
+        if new == self.admission:
+            return
+        for run_id, reason in new.refused.items():
+            if self.admission.refused.get(run_id) != reason:
+                logger.warning("run %s is not served: %s", run_id, reason)
+        self.admission = new
+        self._on_change()
+
+    async def _load_next(self) -> bool:
+        choice = self._choose()
+        if choice is None:
+            return False
+        run, entry = choice
+        name = adapter_name(run.run_id, entry.version)
+        try:
+            await self._shelf.load(run.run_id, entry)
+            run.retries.pop(entry.version, None)
+        except LoadRefused as error:
+            run.refused[entry.version] = str(error)
+            logger.warning("%s is refused: %s", name, error)
+        except (BucketError, OSError) as error:
+            # Gone objects mean that the manifest has moved on; all else is worth a retry as well.
+            if isinstance(error, NotPublished):
+                run.due_at = 0.0
+            reason = f"{type(error).__name__}: {error}"
+            if run.failed(entry.version, reason, self._clock()):
+                logger.warning("%s is not loaded: %s", name, reason)
+        self._on_change()
+        return True
+
+    def _choose(self) -> tuple[Run, VersionEntry] | None:
+        """The next version to load: each run's newest before any run's second newest."""
+        now = self._clock()
+        best: tuple[int, Run, VersionEntry] | None = None
+        for run in self.runs.values():
+            ready, entries = self._shelf.ready(run.run_id), run.entries()
+            for version in to_load(entries, ready, self._keep(run.run_id), run.unusable(now))[:1]:
+                newer = sum(other > version for other in ready)
+                if best is None or newer < best[0]:
+                    best = (newer, run, entries[version])
+        return None if best is None else best[1:]
+
+    async def _retire(self) -> None:
+        for run_id in self._shelf.runs:
+            for version in retired(self._shelf.ready(run_id), self._keep(run_id)):
+                await self._shelf.retire(run_id, version)
+
+    def _keep(self, run_id: str) -> int:
+        """How many versions of the run may be ready now."""
+        run = self.runs.get(run_id)
+        if run is None or run.demand(self._clock()) is None:
+            return 0
+        return self.admission.keep.get(run_id, 0)
+
+    async def _sleep(self) -> None:
+        now = self._clock()
+        times = [self._next_listing_at, *(run.due_at for run in self.runs.values())]
+        # A retry that is due already was passed over by _choose: its run has no slots.
+        retries = [r.due_at for run in self.runs.values() for r in run.retries.values()]
+        times += [due_at for due_at in retries if due_at > now]
+        if self._shelf.leaving:
+            times.append(now + LEAVING_TICK_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(times) - now)):
+                await self._woken.wait()
+
+    def _list_soon(self) -> None:
+        self._next_listing_at = min(self._next_listing_at, self._listed_at + EAGER_DISCOVER_S)
+
+    def _set_fault(self, fault: str | None) -> None:
+        if fault == self.fault:
+            return
+        if fault:
+            logger.warning("bucket %s: %s", self._store.url, fault)
+        self.fault = fault
+        self._on_change()
+
+    async def _blocking(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)

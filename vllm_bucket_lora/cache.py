@@ -7,18 +7,19 @@ and nobody deletes a version while another process is about to use it.
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from adapter_bucket.adapter_files import adapter_faults
 from adapter_bucket.fetch import fetch_version
 from adapter_bucket.layout import WEIGHTS_FILE, adapter_name, version_dir
 from adapter_bucket.manifest import VersionEntry
 from adapter_bucket.store import Store
-
-_READ_BYTES = 4 * 1024 * 1024
+from vllm_bucket_lora.ports import LoadRefused
 
 
 class VersionCache:
@@ -28,20 +29,11 @@ class VersionCache:
         self,
         store: Store,
         root: Path,
-        *,
-        check: Callable[[Path, VersionEntry], None] = lambda path, entry: None,
     ) -> None:
-        """Use ``root``, which is private to this server.
-
-        Args:
-            store: Where versions come from.
-            root: Local directory; memory-backed if possible.
-            check: Judges a complete directory; raises ``LoadRefused`` for one that is no adapter.
-        """
+        """Use ``root``, a local directory that is private to this server."""
         self._store = store
         self._versions = root / "adapters"
         self._locks = root / "locks"
-        self._check = check
         for path in (self._versions, self._locks):
             path.mkdir(parents=True, exist_ok=True)
 
@@ -49,8 +41,7 @@ class VersionCache:
         """See ``ports.Cache.fetch``."""
         with self._lock(run_id, entry.version):
             path = fetch_version(self._store, run_id, entry, self._versions)
-            _warm(path / WEIGHTS_FILE)
-            self._check(path, entry)
+            _check_adapter(path / WEIGHTS_FILE, entry)
         return path
 
     def remove(self, run_id: str, version: int, *, unless: Callable[[], bool]) -> bool:
@@ -84,8 +75,27 @@ def _same_file(fd: int, path: Path) -> bool:
         return False
 
 
-def _warm(path: Path) -> None:
-    """Read the file once: the engine reads it inside its loop and must not wait for a disk."""
-    with path.open("rb", buffering=0) as file:
-        while file.read(_READ_BYTES):
-            pass
+def _check_adapter(weights: Path, entry: VersionEntry) -> None:
+    """Look at every tensor: names, shapes, values that are neither NaN nor all zero.
+
+    The digest only proves that these are the bytes that somebody published. Reading all of them
+    also brings the file into the page cache, so that the engine, which reads it inside its own
+    loop, does not wait for a disk.
+
+    Raises:
+        LoadRefused: vLLM would serve something else than the run's policy.
+    """
+    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        view = memoryview(data)
+        try:
+            faults = adapter_faults(
+                view,
+                entry.adapter_config,
+                dtype=entry.dtype,
+                rank=entry.rank,
+                trained=entry.step > 0,
+            )
+        finally:
+            view.release()
+    if faults:
+        raise LoadRefused("; ".join(faults))

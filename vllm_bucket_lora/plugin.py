@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import functools
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -120,6 +121,8 @@ def activate(args: argparse.Namespace) -> None:
         _refuse_flags_without_plugin(args)
         return
     _check_server(args)
+    # vLLM only logs an endpoint plugin that cannot be imported, and serves without it.
+    importlib.import_module("vllm_bucket_lora.endpoints")
     resolve_options(args)
     open_store(args.bucket_lora_url)
     allow_endpoint_plugin()

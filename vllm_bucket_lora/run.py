@@ -130,6 +130,8 @@ class Run:
         """What the run asks for, or ``None`` if nothing of it can be served."""
         if self.manifest is None or self.base_fault or self.gone(now):
             return None
+        if self.manifest.state is RunState.DELETED:
+            return None
         return Demand(
             run_id=self.run_id,
             running=self.running,

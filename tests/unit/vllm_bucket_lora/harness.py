@@ -1,0 +1,115 @@
+"""A watcher over a bucket in memory, with an engine that only remembers what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from adapter_bucket.memory_store import MemoryStore
+from adapter_bucket.store import Store
+from tests.unit.vllm_bucket_lora.bucket import SERVED
+from vllm_bucket_lora.acceptance import Served
+from vllm_bucket_lora.cache import VersionCache
+from vllm_bucket_lora.group import ServerGroup
+from vllm_bucket_lora.ports import LoadRefused
+from vllm_bucket_lora.run import Run
+from vllm_bucket_lora.shelf import Shelf
+from vllm_bucket_lora.watcher import Watcher
+
+TICK_S = 0.005
+PATIENCE_S = 5.0
+"""Longest time that anything in these tests may take."""
+
+
+@dataclass
+class FakeEngine:
+    """A ``Loader``. Records every call in order."""
+
+    calls: list[str] = field(default_factory=list)
+    routable: set[str] = field(default_factory=set)
+    in_use: dict[str, int] = field(default_factory=dict)
+    refuse: dict[str, str] = field(default_factory=dict)
+
+    async def load(self, name: str, path: Path) -> None:
+        assert (path / "adapter_model.safetensors").is_file()
+        if name in self.refuse:
+            raise LoadRefused(self.refuse[name])
+        self.calls.append(f"load {name}")
+        self.routable.add(name)
+
+    async def forget(self, name: str) -> None:
+        self.calls.append(f"forget {name}")
+        self.routable.discard(name)
+
+    def in_flight(self, name: str) -> int:
+        return self.in_use.get(name, 0)
+
+    async def remove(self, name: str) -> None:
+        self.calls.append(f"remove {name}")
+
+
+@dataclass
+class Bench:
+    """Everything a test looks at."""
+
+    watcher: Watcher
+    shelf: Shelf
+    engine: FakeEngine
+    root: Path
+
+    def ready(self, run_id: str = "run-a") -> list[int]:
+        return self.shelf.ready(run_id)
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.root.glob("adapters/*/v*"))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the watcher to bring something about."""
+        for _ in range(int(PATIENCE_S / TICK_S)):
+            if condition():
+                return
+            await asyncio.sleep(TICK_S)
+        raise AssertionError(f"not within {PATIENCE_S} s; calls: {self.engine.calls}")
+
+    async def run(self, run_id: str = "run-a") -> Run:
+        """The run, once the watcher has found it."""
+        await self.until(lambda: run_id in self.watcher.runs)
+        return self.watcher.runs[run_id]
+
+
+@asynccontextmanager
+async def watching(
+    store: Store | None,
+    root: Path,
+    *,
+    served: Served = SERVED,
+    pattern: str = "*",
+    grace_s: float = 0.0,
+    poll_s: float = 0.01,
+) -> AsyncIterator[Bench]:
+    """Run a watcher while the block runs."""
+    store = store or MemoryStore()
+    engine = FakeEngine()
+    group = ServerGroup(root, rank=0, count=1)
+    with ThreadPoolExecutor(1) as executor:
+        shelf = Shelf(
+            engine,
+            VersionCache(store, root),
+            group,
+            executor=executor,
+            on_change=lambda: None,
+            grace_s=grace_s,
+        )
+        watcher = Watcher(
+            store, shelf, group, served=served, executor=executor, pattern=pattern, poll_s=poll_s
+        )
+        task = asyncio.create_task(watcher.run())
+        try:
+            yield Bench(watcher, shelf, engine, root)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])

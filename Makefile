@@ -1,0 +1,33 @@
+# `make help` lists the targets. All of them set up .venv first; that costs nothing once it is done.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+RUN := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast lint bench setup clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## Create or update .venv
+	@$(PYTHON) scripts/set_up.py
+
+demo: setup ## Watch a real GRPO run learn over a bucket (S3=1: over a real S3 server)
+	@$(RUN) -m demo $(if $(S3),--s3) $(DEMO_ARGS)
+
+test: setup ## Run all tests, with real vLLM, TRL and S3 servers
+	@$(RUN) -m pytest $(TEST_ARGS)
+
+test-fast: setup ## Run the tests that start no vLLM and no TRL
+	@$(RUN) -m pytest -m "not slow" $(TEST_ARGS)
+
+lint: setup ## Format check, lint, types
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m ruff check .
+	@$(RUN) -m mypy -p adapter_bucket -p trl_async_bucket -p vllm_bucket_lora -p bucket_lora_proxy -p demo
+	@$(RUN) -m mypy scripts tests benchmarks
+
+bench: setup ## Run the benchmarks
+	@$(RUN) -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
+
+clean: ## Remove .venv and everything generated
+	rm -rf .venv build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks

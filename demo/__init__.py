@@ -1,0 +1,1 @@
+"""A whole run on one machine. Start it with `make demo`."""

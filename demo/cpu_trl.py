@@ -1,0 +1,70 @@
+"""Two replacements that let TRL 1.16's ``AsyncGRPOTrainer`` train on a CPU.
+
+For the demo and the tests only; on a CUDA machine nothing is replaced. TRL asks for a CUDA device
+name and for the FlashAttention-3 kernel from the Hub; both can go when TRL gains a CPU path. The
+attention here computes the same function, segment by segment.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+
+def make_trl_run_on_cpu() -> None:
+    """Install both replacements, unless CUDA is there. Idempotent."""
+    import torch
+    from trl.experimental.async_grpo import async_grpo_trainer, packing
+
+    if torch.cuda.is_available():
+        return
+    packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=varlen_attention)
+    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
+
+
+def varlen_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    _max_seqlen_q: int,
+    _max_seqlen_k: int,
+    *,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+) -> Any:
+    """Attention of packed segments, as flash-attn's ``flash_attn_varlen_func`` defines it.
+
+    Args:
+        query: ``[total_q, heads, head_dim]``.
+        key: ``[total_k, kv_heads, head_dim]``; value likewise.
+        cu_seqlens_q: Segment boundaries in ``query``, ``[segments + 1]``; k likewise.
+        softmax_scale: Scale of the logits; ``None`` is ``head_dim ** -0.5``.
+        causal: Must be true: query ``i`` of a segment sees keys up to ``i + len_k - len_q``.
+        window_size: Must be ``(-1, -1)``: no sliding window.
+
+    Returns:
+        ``[total_q, heads, head_dim]``.
+    """
+    import torch
+
+    if not causal or window_size != (-1, -1):
+        raise NotImplementedError("the demo's attention is causal and has no sliding window")
+    groups = query.shape[1] // key.shape[1]
+    starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    outputs = []
+    for segment in range(len(starts_q) - 1):
+        q = query[starts_q[segment] : starts_q[segment + 1]].transpose(0, 1)
+        keys = slice(starts_k[segment], starts_k[segment + 1])
+        k = key[keys].transpose(0, 1).repeat_interleave(groups, dim=0)
+        v = value[keys].transpose(0, 1).repeat_interleave(groups, dim=0)
+        # Bottom-right aligned: the last query sees the last key.
+        mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+        outputs.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=softmax_scale
+            ).transpose(0, 1)
+        )
+    return torch.cat(outputs)

@@ -26,6 +26,9 @@ MAX_VERSION = 99_999_999
 # option; no "/" and no "%" so that it is the same in a key, a path and a URL.
 _RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,78}[A-Za-z0-9])?\Z")
 _ADAPTER_NAME = re.compile(r"(?P<run>.+)-v(?P<version>0|[1-9][0-9]{0,7})\Z", re.DOTALL)
+_VERSION_KEY = re.compile(r"runs/(?P<run>[^/]+)/adapters/v(?P<version>[0-9]{8})/", re.DOTALL)
+_EPOCH_KEY = re.compile(r"runs/[^/]+/epochs/e(?P<epoch>[0-9]{16})-(?P<token>[0-9a-f]{1,64})\Z")
+_HEARTBEAT_KEY = re.compile(r"runs/[^/]+/replicas/(?P<replica>[^/]+)\.json\Z")
 _MANIFEST_KEY = re.compile(r"runs/(?P<run>[^/]+)/manifest\.json\Z")
 
 
@@ -87,6 +90,35 @@ def file_key(run_id: str, version: int, file: str) -> str:
     return f"{adapters_prefix(run_id)}{version_dir(version)}/{file}"
 
 
+def parse_version_key(key: str) -> tuple[str, int] | None:
+    """(run id, version) of a key below a version's directory, or ``None`` for any other key."""
+    match = _VERSION_KEY.match(key)
+    if match is None or not _RUN_ID.match(match["run"]) or not int(match["version"]):
+        return None
+    return match["run"], int(match["version"])
+
+
+def epochs_prefix(run_id: str) -> str:
+    """Prefix of the claims that fence writers where the store has no conditional writes."""
+    return f"{run_prefix(run_id)}epochs/"
+
+
+def epoch_key(run_id: str, epoch: int, token: str) -> str:
+    """Key of one claim: unique, so that no claim overwrites another one."""
+    return f"{epochs_prefix(run_id)}e{epoch:016d}-{token}"
+
+
+def parse_epoch_key(key: str) -> tuple[int, str] | None:
+    """(epoch, token) of a claim's key, or ``None`` for any other key."""
+    match = _EPOCH_KEY.match(key)
+    return (int(match["epoch"]), match["token"]) if match else None
+
+
+def probe_key(token: str) -> str:
+    """Key of a short-lived object that tests what the store can do."""
+    return f"probes/{token}"
+
+
 def replicas_prefix(run_id: str) -> str:
     """Prefix of the heartbeats of the replicas that serve a run."""
     return f"{run_prefix(run_id)}replicas/"
@@ -111,6 +143,12 @@ def parse_adapter_name(name: str) -> tuple[str, int] | None:
     if match is None or not _RUN_ID.match(match["run"]):
         return None
     return match["run"], int(match["version"])
+
+
+def parse_heartbeat_key(key: str) -> str | None:
+    """Replica id of a heartbeat's key, or ``None`` for any other key."""
+    match = _HEARTBEAT_KEY.match(key)
+    return match["replica"] if match and _RUN_ID.match(match["replica"]) else None
 
 
 def parse_manifest_key(key: str) -> str | None:

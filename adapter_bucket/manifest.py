@@ -7,6 +7,7 @@ its field names, its limits and what makes a document valid; it does no I/O. The
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any, Self
@@ -23,6 +24,9 @@ from pydantic import (
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.errors import ConfigError, IntegrityError
 from adapter_bucket.layout import ADAPTER_FILES, MAX_VERSION, WEIGHTS_FILE, check_run_id
+from adapter_bucket.signing import BLANK, SigningKeys
+
+NO_KEYS = SigningKeys()
 
 FORMAT_VERSION = 1
 """Major version of the bucket format. A reader refuses any other."""
@@ -30,10 +34,13 @@ FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 """A manifest is a few KB; a larger object than this is not one and is not parsed."""
 
+MAX_INT = 2**53
+"""Largest integer that every JSON reader holds exactly."""
+
 MAX_FILE_BYTES = 64 * 1024**3
 """Upper limit of one adapter file: more is a mistake, not an adapter."""
 
-_READABLE = ConfigDict(frozen=True, extra="allow", strict=True)
+READABLE = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 """Unknown fields are kept and ignored, so that a newer minor writer can add optional ones."""
 
 
@@ -54,12 +61,14 @@ class RunState(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
+    DELETED = "deleted"
+    """Its objects are gone for good; the manifest stays so that no name is ever used again."""
 
 
 class FileEntry(BaseModel):
     """Size and digest of one file, checked by every reader before the file is used."""
 
-    model_config = _READABLE
+    model_config = READABLE
 
     size: int = Field(ge=1, le=MAX_FILE_BYTES)
     """Bytes."""
@@ -69,21 +78,32 @@ class FileEntry(BaseModel):
 class Writer(BaseModel):
     """The one process that may publish. The epoch is the fencing token."""
 
-    model_config = _READABLE
+    model_config = READABLE
 
     id: str = Field(min_length=1, max_length=256)
     """Free text for people: host, pid and a random part."""
-    epoch: int = Field(ge=1, le=2**53)
+    epoch: int = Field(ge=1, le=MAX_INT)
     """Raised by one at every takeover; a writer whose epoch is not in the manifest is fenced."""
+    token: str | None = Field(default=None, max_length=64)
+    """Random, new at every claim: a writer knows by it a write of its own whose answer was lost."""
+
+
+class Signature(BaseModel):
+    """HMAC-SHA256 over the document; see ``signing``."""
+
+    model_config = READABLE
+
+    key_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    hmac_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class VersionEntry(BaseModel):
     """One committed policy version."""
 
-    model_config = _READABLE
+    model_config = READABLE
 
     version: Version
-    step: int = Field(ge=0, le=2**53)
+    step: int = Field(ge=0, le=MAX_INT)
     """Optimizer step after which the snapshot was taken; 0 is the untrained adapter."""
     created_at: float = Field(ge=0, le=1e11)
     """Unix time of the commit by the writer's clock, seconds. For people; never compared."""
@@ -114,7 +134,7 @@ class VersionEntry(BaseModel):
 class Manifest(BaseModel):
     """All that a reader needs to know of a run. Immutable; ``model_copy`` makes the next one."""
 
-    model_config = _READABLE
+    model_config = READABLE
 
     format_version: int
     run_id: RunId
@@ -127,6 +147,8 @@ class Manifest(BaseModel):
     """Newest committed version; 0 while nothing is published. Never goes down."""
     versions: list[VersionEntry] = Field(max_length=16384)
     """Every version whose objects exist, ascending."""
+    signature: Signature | None = None
+    """Present if the writer has a signing key. The last field, so that its digits come last."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -146,41 +168,79 @@ class Manifest(BaseModel):
         return next((entry for entry in self.versions if entry.version == version), None)
 
 
-def encode(manifest: Manifest) -> bytes:
-    """Serialise to the bytes that go into the bucket (UTF-8 JSON)."""
-    return manifest.model_dump_json(indent=1).encode()
+def encode(manifest: Manifest, *, signing: SigningKeys = NO_KEYS) -> bytes:
+    """Serialise to the bytes that go into the bucket (UTF-8 JSON), signed if there is a key.
+
+    Raises:
+        ConfigError: the document is too large, or holds text that is no valid Unicode.
+    """
+    document = manifest.model_dump(mode="json")
+    del document["signature"]
+    if signing:  # behind all else, also behind unknown fields of a newer writer
+        document["signature"] = {"key_id": signing.signing_id, "hmac_sha256": BLANK}
+    try:
+        data = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise ConfigError(f"manifest of run {manifest.run_id!r}: {str(error)[:200]}") from None
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ConfigError(
+            f"manifest of run {manifest.run_id!r} would have {len(data)} bytes, the limit is "
+            f"{MAX_MANIFEST_BYTES}: keep fewer versions (window, keep_every, milestones)"
+        )
+    return signing.sign(data) if signing else data
 
 
-def decode(data: bytes, *, run_id: str) -> Manifest:
+def decode(data: bytes, *, run_id: str, signing: SigningKeys = NO_KEYS) -> Manifest:
     """Parse and check a manifest read from the bucket.
 
     Args:
         data: The object's bytes.
         run_id: The run whose key was read; a manifest of another run is refused.
+        signing: With keys, an unsigned or wrongly signed manifest is refused.
 
     Raises:
         IntegrityError: the bytes are too large, not JSON, of an unknown major version, of another
-            run, or break a rule of the schema. The message says which.
+            run, wrongly signed, or break a rule of the schema. The message says which.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise IntegrityError(
             f"manifest of run {run_id!r} has {len(data)} bytes; the limit is {MAX_MANIFEST_BYTES}"
         )
+    _check_format_version(data, run_id)
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise IntegrityError(f"manifest of run {run_id!r} is not valid: {_brief(error)}") from None
-    if manifest.format_version != FORMAT_VERSION:
-        raise IntegrityError(
-            f"manifest of run {run_id!r} has format_version {manifest.format_version}; this "
-            f"version of trl-async-bucket reads {FORMAT_VERSION}. Upgrade the older side."
-        )
+        raise IntegrityError(f"manifest of run {run_id!r} is not valid: {brief(error)}") from None
     if manifest.run_id != run_id:
         raise IntegrityError(f"manifest of run {run_id!r} says it belongs to {manifest.run_id!r}")
+    if signing:
+        signature = manifest.signature
+        signing.verify(
+            data,
+            key_id=signature.key_id if signature else None,
+            digits=signature.hmac_sha256 if signature else None,
+        )
     return manifest
 
 
-def _brief(error: ValidationError, limit: int = 3) -> str:
+class _Head(BaseModel):
+    format_version: int
+
+
+def _check_format_version(data: bytes, run_id: str) -> None:
+    # Before the schema: of another major version nothing else may be assumed.
+    try:
+        found = _Head.model_validate_json(data).format_version
+    except ValidationError as error:
+        raise IntegrityError(f"manifest of run {run_id!r} is not valid: {brief(error)}") from None
+    if found != FORMAT_VERSION:
+        raise IntegrityError(
+            f"manifest of run {run_id!r} has format_version {str(found)[:20]}; this version of "
+            f"trl-async-bucket reads {FORMAT_VERSION}. Upgrade the older side"
+        )
+
+
+def brief(error: ValidationError, limit: int = 3) -> str:
     """First faults of a validation error, without echoing the (possibly huge) input."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     shown = "; ".join(

@@ -7,6 +7,7 @@ request that never arrived, raising after is an answer that was lost.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import time
@@ -30,7 +31,8 @@ class MemoryStore:
 
     Args:
         hook: See the module; ``None`` injects nothing.
-        conditional_writes: ``False`` imitates a store that ignores conditions on writes.
+        conditional_writes: ``False`` imitates a store that ignores conditions on writes: check and
+            write are two calls then, the second one named ``…-unchecked`` to the hook.
         clock: Unix time, seconds: the store's clock.
     """
 
@@ -57,6 +59,12 @@ class MemoryStore:
         with _NAMED_LOCK:
             return _NAMED.setdefault(name, cls(name=name))
 
+    def view(self, hook: Hook | None) -> MemoryStore:
+        """The same bucket as another client sees it, with a hook of its own."""
+        other = copy.copy(self)
+        other.hook = hook
+        return other
+
     @property
     def url(self) -> str:
         """The URL shown in messages."""
@@ -69,18 +77,22 @@ class MemoryStore:
 
     def create(self, key: str, data: Payload) -> str:
         """See ``Store.create``."""
-        with self._call("create", key):
-            if self._conditional_writes and key in self._objects:
+
+        def check() -> None:
+            if key in self._objects:
                 raise PreconditionFailed(f"{key} exists already in {self.url}")
-            return self._put(key, data)
+
+        return self._put_if(check, "create", key, data)
 
     def replace(self, key: str, data: Payload, *, etag: str) -> str:
         """See ``Store.replace``."""
-        with self._call("replace", key):
+
+        def check() -> None:
             current = self._objects.get(key)
-            if self._conditional_writes and (current is None or current[0].etag != etag):
+            if current is None or current[0].etag != etag:
                 raise PreconditionFailed(f"{key} in {self.url} was changed by another writer")
-            return self._put(key, data)
+
+        return self._put_if(check, "replace", key, data)
 
     def overwrite(self, key: str, data: Payload) -> str:
         """See ``Store.overwrite``."""
@@ -134,6 +146,16 @@ class MemoryStore:
     def sweep(self, prefix: str, *, older_than_s: float) -> int:
         """See ``Store.sweep``. Writes to memory leave nothing behind."""
         return 0
+
+    def _put_if(self, check: Callable[[], None], name: str, key: str, data: Payload) -> str:
+        if self._conditional_writes:
+            with self._call(name, key):
+                check()
+                return self._put(key, data)
+        with self._call(name, key):
+            check()
+        with self._call(f"{name}-unchecked", key):
+            return self._put(key, data)
 
     @contextmanager
     def _call(self, name: str, key: str) -> Iterator[None]:

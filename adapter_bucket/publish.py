@@ -1,9 +1,8 @@
 """The writing side of the contract: claim a run, commit versions in order, close the run.
 
-Owns the commit order and the fencing. Adapter objects are written first, in parallel, with
-create-only puts; the manifest follows with a compare-and-swap put and is the commit. Whatever
-happens between two writes, a reader sees the old manifest or the new one, and every version a
-manifest names is complete.
+Owns the commit order. Adapter objects are written first, with create-only puts; the manifest
+follows with a compare-and-swap put (``fencing``) and is the commit. Whatever happens between two
+writes, a reader sees the old manifest or the new one, and every version it names is complete.
 """
 
 from __future__ import annotations
@@ -12,50 +11,38 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from adapter_bucket.base_model import BaseModelRef, mismatch
+from adapter_bucket.adapter_files import adapter_faults, canonical_config
+from adapter_bucket.base_model import BaseModelRef
+from adapter_bucket.claim import claim_run
 from adapter_bucket.errors import (
+    BucketError,
     ConfigError,
-    FencedError,
     IntegrityError,
-    ObjectNotFound,
-    PreconditionFailed,
 )
+from adapter_bucket.fencing import Ownership
 from adapter_bucket.layout import (
     ADAPTER_FILES,
     CONFIG_FILE,
     WEIGHTS_FILE,
+    adapters_prefix,
     check_version,
     file_key,
-    manifest_key,
+    parse_version_key,
 )
-from adapter_bucket.manifest import (
-    FORMAT_VERSION,
-    MAX_MANIFEST_BYTES,
-    FileEntry,
-    Manifest,
-    RunState,
-    VersionEntry,
-    Writer,
-    decode,
-    encode,
-)
-from adapter_bucket.retention import split
-from adapter_bucket.store import Payload, Store, StoredObject
+from adapter_bucket.manifest import FileEntry, Manifest, RunState, VersionEntry
+from adapter_bucket.retention import dead_versions, split
+from adapter_bucket.servable import servable_faults
+from adapter_bucket.signing import SigningKeys
+from adapter_bucket.store import Payload, Store
+from adapter_bucket.upload import put_version
+
+__all__ = ["RunWriter", "canonical_config"]
 
 logger = logging.getLogger(__name__)
-
-
-def canonical_config(adapter_config: Mapping[str, Any]) -> bytes:
-    """Bytes of ``adapter_config.json``: a function of the content alone.
-
-    The manifest carries the config inline; a reader writes the file with this function and checks
-    it against the digest, so the file itself need not be fetched.
-    """
-    return json.dumps(adapter_config, sort_keys=True, indent=2, ensure_ascii=True).encode()
 
 
 class RunWriter:
@@ -67,17 +54,23 @@ class RunWriter:
     def __init__(
         self,
         store: Store,
-        manifest: Manifest,
-        etag: str,
+        owner: Ownership,
         *,
         keep_every: int = 0,
+        milestones: Collection[int] = (),
+        check: bool = True,
+        background: Executor | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
-        self._manifest = manifest
-        self._etag = etag
+        self._owner = owner
         self._keep_every = keep_every
+        self._milestones = frozenset(milestones)
+        self._check = check
         self._clock = clock
+        self._floor = owner.manifest.latest
+        self._closed = False
+        self._reaper = background or ThreadPoolExecutor(1, thread_name_prefix="bucket-reaper")
 
     @classmethod
     def claim(
@@ -90,12 +83,16 @@ class RunWriter:
         writer_id: str,
         takeover: bool = False,
         keep_every: int = 0,
+        milestones: Collection[int] = (),
+        signing: SigningKeys | None = None,
+        check: bool = True,
+        background: Executor | None = None,
         clock: Callable[[], float] = time.time,
     ) -> RunWriter:
         """Become the writer of a run: create it, or take over an ended or abandoned one.
 
         Guarantees: when it returns, every earlier writer of the run is fenced. Version numbers go
-        on from the bucket.
+        on from the bucket: publish ``next_version`` next.
 
         Args:
             store: Where the run lives.
@@ -105,53 +102,48 @@ class RunWriter:
             writer_id: Free text that names this process to people.
             takeover: Also take over a run that is still marked running.
             keep_every: Never delete versions divisible by this; 0 deletes all old ones.
+            milestones: Versions never deleted, whatever their number.
+            signing: Keys for the manifest; ``None`` reads ``BUCKET_LORA_SIGNING_KEYS``.
+            check: Refuse to publish adapters that cannot be served as they are.
+            background: Runs deletions, and is shut down by ``close``; ``None`` starts a thread.
             clock: Unix time, seconds.
 
         Raises:
             FencedError: the run is marked running and ``takeover`` is false, or another writer
                 claimed it in the same moment. The message names that writer.
-            ConfigError: the run has another base model.
+            ConfigError: the run has another base model, or was deleted.
             IntegrityError: the manifest in the bucket cannot be read.
         """
-        key = manifest_key(run_id)
-        found = _read_manifest(store, run_id)
-        if found is None:
-            first = Manifest(
-                format_version=FORMAT_VERSION,
-                run_id=run_id,
-                base_model=base_model,
-                writer=Writer(id=writer_id, epoch=1),
-                state=RunState.RUNNING,
-                window=window,
-                latest=0,
-                versions=[],
-            )
-            try:
-                etag = store.create(key, encode(first))
-            except PreconditionFailed:
-                raise FencedError(
-                    f"run {run_id!r} in {store.url} was created by another writer just now; "
-                    "choose another run id"
-                ) from None
-            return cls(store, first, etag, keep_every=keep_every, clock=clock)
-        manifest, etag = found
-        _check_takeover(store, manifest, base_model, takeover=takeover)
-        taken = manifest.model_copy(
-            update={
-                "base_model": base_model,
-                "writer": Writer(id=writer_id, epoch=manifest.writer.epoch + 1),
-                "state": RunState.RUNNING,
-                "window": window,
-            }
+        owner = claim_run(
+            store,
+            run_id,
+            base_model=base_model,
+            window=window,
+            writer_id=writer_id,
+            takeover=takeover,
+            signing=SigningKeys.from_env() if signing is None else signing,
         )
-        writer = cls(store, manifest, etag, keep_every=keep_every, clock=clock)
-        writer._commit(taken)
+        writer = cls(
+            store,
+            owner,
+            keep_every=keep_every,
+            milestones=milestones,
+            check=check,
+            background=background,
+            clock=clock,
+        )
+        writer._look_for_orphans()
         return writer
 
     @property
     def manifest(self) -> Manifest:
-        """The last manifest this writer committed."""
-        return self._manifest
+        """The manifest as this writer last committed it."""
+        return self._owner.manifest
+
+    @property
+    def next_version(self) -> int:
+        """Lowest version number to publish: above the latest, and above what a crash left."""
+        return max(self._floor, self.manifest.latest) + 1
 
     def publish(
         self,
@@ -162,37 +154,34 @@ class RunWriter:
         adapter_config: Mapping[str, Any],
         rank: int,
         dtype: str,
+        probe: Mapping[str, Any] | None = None,
     ) -> VersionEntry:
         """Commit one version.
 
-        Guarantees: when it returns, every reader that polls can read all of the version; when it
-        raises, the version is not in the manifest and a later call may try again with the same
-        bytes.
+        Guarantees: when it returns, every reader that polls can read all of the version. When it
+        raises ``StoreUnavailable`` the version may or may not be in the manifest; the same call
+        with the same bytes finishes it either way. Any other error: it is not.
 
         Args:
             version: Greater than every version committed before.
-            step: Optimizer step of the snapshot.
-            weights: The safetensors file.
-            adapter_config: Content of ``adapter_config.json``.
+            step: Optimizer step of the snapshot; 0 is the untrained adapter.
+            weights: The safetensors file. Not copied; must not change during the call.
+            adapter_config: Content of ``adapter_config.json``, plain JSON values.
             rank: Largest rank of any module.
             dtype: dtype of the tensors, without ``torch.``.
+            probe: Reserved for a token sequence with the trainer's own logprobs.
 
         Raises:
-            ConfigError: the version is not greater than the latest one.
+            ConfigError: the version is not greater than the latest one, or the config names a
+                feature that vLLM does not serve.
             FencedError: another writer took the run over. Nothing of this version is visible.
-            IntegrityError: objects of this version exist with other bytes.
+            IntegrityError: the adapter is broken (names, ranks, NaN, untrained B), or objects of
+                this version exist with other bytes.
             StoreUnavailable: the store failed; the call may be repeated.
         """
         check_version(version)
-        if version <= self._manifest.latest:
-            raise ConfigError(
-                f"version {version} of run {self._manifest.run_id!r} is not above the latest "
-                f"published one, {self._manifest.latest}: a version is never published twice"
-            )
-        files: dict[str, Payload] = {
-            CONFIG_FILE: canonical_config(adapter_config),
-            WEIGHTS_FILE: weights,
-        }
+        config = canonical_config(adapter_config)
+        files: dict[str, Payload] = {CONFIG_FILE: config, WEIGHTS_FILE: weights}
         entry = VersionEntry(
             version=version,
             step=step,
@@ -200,116 +189,104 @@ class RunWriter:
             files={name: _describe(data) for name, data in files.items()},
             rank=rank,
             dtype=dtype,
-            adapter_config=dict(adapter_config),
+            adapter_config=json.loads(config),
+            probe=None if probe is None else dict(probe),
         )
-        self._put_objects(version, files)
-        kept, dropped = split(
-            [*self._manifest.versions, entry],
-            window=self._manifest.window,
-            keep_every=self._keep_every,
-        )
-        self._commit(self._manifest.model_copy(update={"latest": version, "versions": kept}))
+        self._check_order(entry)
+        if self._check:
+            _check_adapter(entry, weights)
+        put_version(self._store, self.manifest.run_id, version, files)
+        dropped: list[VersionEntry] = []
+
+        def add(manifest: Manifest) -> Manifest:
+            nonlocal dropped
+            dropped = []
+            known = manifest.entry(version)
+            if known is not None and known.files == entry.files:
+                return manifest  # the commit of an attempt whose answer was lost
+            kept, dropped = split(
+                [*manifest.versions, entry],
+                window=manifest.window,
+                keep_every=self._keep_every,
+                milestones=self._milestones,
+            )
+            return manifest.model_copy(update={"latest": version, "versions": kept})
+
+        self._owner.write(add)
         # After the commit: from here on no manifest names them, and readers of the previous
         # manifest had the grace version's time to finish.
-        self._delete_versions(dropped)
-        return entry
+        self._reap(entry.version for entry in dropped)
+        return self.manifest.entry(version) or entry
 
     def close(self, state: RunState) -> None:
-        """Mark the run finished or interrupted. The versions stay.
+        """Mark the run finished or interrupted, and wait for pending deletions. Versions stay.
 
         Raises:
             FencedError: another writer took the run over; its state stays as it is.
         """
-        self._commit(self._manifest.model_copy(update={"state": state}))
-
-    def _put_objects(self, version: int, files: Mapping[str, Payload]) -> None:
-        with ThreadPoolExecutor(len(files), thread_name_prefix="bucket-put") as pool:
-            futures = [
-                pool.submit(self._put_object, file_key(self._manifest.run_id, version, name), data)
-                for name, data in files.items()
-            ]
-        for future in futures:
-            future.result()
-
-    def _put_object(self, key: str, data: Payload) -> None:
+        self._closed = True
         try:
-            self._store.create(key, data)
-        except PreconditionFailed:
-            # Ours from an attempt whose answer was lost, or a leftover of a crashed writer.
-            stored = self._store.get(key)
-            if isinstance(stored, StoredObject) and stored.data == bytes(data):
-                return
-            raise IntegrityError(
-                f"{key} exists in {self._store.url} with other bytes: a crashed writer left it. "
-                "Publish the next version number instead"
-            ) from None
+            self._owner.write(
+                lambda manifest: (
+                    manifest
+                    if manifest.state is state
+                    else manifest.model_copy(update={"state": state})
+                )
+            )
+        finally:
+            self._reaper.shutdown(wait=True)
 
-    def _commit(self, manifest: Manifest) -> None:
-        key = manifest_key(manifest.run_id)
-        data = encode(manifest)
+    def _check_order(self, entry: VersionEntry) -> None:
+        run_id, version = self.manifest.run_id, entry.version
+        if self._closed:
+            raise ConfigError(f"run {run_id!r} is closed; claim it again to publish to it")
+        known = self.manifest.entry(version)
+        if known is not None and known.files == entry.files:
+            return
+        if version <= self.manifest.latest:
+            raise ConfigError(
+                f"version {version} of run {run_id!r} is not above the latest published one, "
+                f"{self.manifest.latest}: a version is never published twice"
+            )
+
+    def _look_for_orphans(self) -> None:
+        """One listing per claim: what a crashed writer left decides the next version's number."""
+        run_id = self.manifest.run_id
+        keys = map(parse_version_key, self._store.list(adapters_prefix(run_id)))
+        found = {version for run, version in filter(None, keys) if run == run_id}
+        named = {entry.version for entry in self.manifest.versions}
+        self._floor = max(found, default=0)
+        self._reap(dead_versions(found, named=named, latest=self.manifest.latest))
+
+    def _reap(self, versions: Iterable[int]) -> None:
+        """Delete in the background: the version that was just committed must not wait for it."""
+        for version in list(versions):
+            self._reaper.submit(self._delete_version, version)
+
+    def _delete_version(self, version: int) -> None:
+        run_id = self.manifest.run_id
         try:
-            self._etag = self._store.replace(key, data, etag=self._etag)
-        except PreconditionFailed:
-            # A retried request whose first attempt succeeded meets its own bytes here.
-            found = self._store.get(key, max_bytes=MAX_MANIFEST_BYTES)
-            if isinstance(found, StoredObject) and found.data == data:
-                self._etag = found.etag
-            else:
-                raise self._fenced() from None
-        except ObjectNotFound:
-            raise self._fenced() from None
-        self._manifest = manifest
-
-    def _fenced(self) -> FencedError:
-        run_id = self._manifest.run_id
-        try:
-            found = _read_manifest(self._store, run_id)
-        except IntegrityError:
-            found = None
-        owner = (
-            f"writer {found[0].writer.id!r} (epoch {found[0].writer.epoch}) owns it now"
-            if found
-            else "its manifest was deleted or damaged"
-        )
-        return FencedError(
-            f"run {run_id!r} in {self._store.url} was taken from this writer "
-            f"({self._manifest.writer.id!r}, epoch {self._manifest.writer.epoch}): {owner}. "
-            "Nothing was published. Stop this trainer, or give it a run id of its own"
-        )
-
-    def _delete_versions(self, entries: list[VersionEntry]) -> None:
-        run_id = self._manifest.run_id
-        for entry in entries:
             # The config first: a version without it is not loadable, so a crash between the two
             # deletes leaves nothing that looks whole.
-            self._store.delete(file_key(run_id, entry.version, name) for name in ADAPTER_FILES)
+            self._store.delete(file_key(run_id, version, name) for name in ADAPTER_FILES)
+        except BucketError as error:
+            logger.warning(
+                "run %s: version %d stays until the next clean-up: %s", run_id, version, error
+            )
 
 
-def _read_manifest(store: Store, run_id: str) -> tuple[Manifest, str] | None:
-    try:
-        found = store.get(manifest_key(run_id), max_bytes=MAX_MANIFEST_BYTES)
-    except ObjectNotFound:
-        return None
-    assert isinstance(found, StoredObject)
-    return decode(found.data, run_id=run_id), found.etag
-
-
-def _check_takeover(
-    store: Store, manifest: Manifest, base_model: BaseModelRef, *, takeover: bool
-) -> None:
-    if manifest.state is RunState.RUNNING and not takeover:
-        raise FencedError(
-            f"run {manifest.run_id!r} in {store.url} is marked running by writer "
-            f"{manifest.writer.id!r} (epoch {manifest.writer.epoch}, latest version "
-            f"{manifest.latest}). If that trainer is gone, take the run over; if it is alive, "
-            "choose another run id"
-        )
-    if difference := mismatch(manifest.base_model, base_model):
-        raise ConfigError(
-            f"run {manifest.run_id!r} in {store.url} cannot change its base model: "
-            f"{difference.replace('this server serves', 'this trainer has')}. "
-            "Choose another run id"
-        )
+def _check_adapter(entry: VersionEntry, weights: Payload) -> None:
+    if faults := servable_faults(entry.adapter_config):
+        raise ConfigError(f"version {entry.version} cannot be served: {'; '.join(faults)}")
+    faults = adapter_faults(
+        weights,
+        entry.adapter_config,
+        dtype=entry.dtype,
+        rank=entry.rank,
+        trained=entry.step > 0,
+    )
+    if faults:
+        raise IntegrityError(f"version {entry.version} is not published: {'; '.join(faults)}")
 
 
 def _describe(data: Payload) -> FileEntry:

@@ -51,7 +51,8 @@ def can_retry(error: Exception) -> bool:
     """Whether the same request may succeed at once or shortly."""
     if isinstance(error, ClientError):
         code, status = code_of(error)
-        return code in _BUSY or status >= 500 or status == 429
+        # 501 says that the store does not know the request, now or later.
+        return code in _BUSY or (status >= 500 and status != 501) or status == 429
     if isinstance(error, NoCredentialsError | PartialCredentialsError | CredentialRetrievalError):
         return False
     # A TLS connection that breaks is worth another try, a certificate that is not trusted is not.

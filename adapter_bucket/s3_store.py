@@ -86,9 +86,12 @@ class S3Store:
 
     def create(self, key: str, data: Payload) -> str:
         """See ``Store.create``."""
-        if len(memoryview(data)) >= self.settings.multipart_bytes:
-            return upload_parts(self._calls, self.settings, key, data, create_only=True)
-        return self._put(key, data, IfNoneMatch="*")
+        exclusive = self._conditional_writes
+        if not exclusive and self._exists(key):
+            raise PreconditionFailed(f"{key} exists already in {self.url}")
+        if memoryview(data).nbytes >= self.settings.multipart_bytes:
+            return upload_parts(self._calls, self.settings, key, data, create_only=exclusive)
+        return self._put(key, data, **({"IfNoneMatch": "*"} if exclusive else {}))
 
     def replace(self, key: str, data: Payload, *, etag: str) -> str:
         """See ``Store.replace``."""
@@ -109,26 +112,20 @@ class S3Store:
         self, key: str, *, if_none_match: str | None = None, max_bytes: int | None = None
     ) -> StoredObject | NotModified:
         """See ``Store.get``."""
-        condition: dict[str, Any] = {"IfNoneMatch": if_none_match} if if_none_match else {}
-
-        def call(client: S3Client, deadline: Deadline) -> StoredObject:
-            response = client.get_object(Bucket=self._bucket, Key=self._key(key), **condition)
-            length = response["ContentLength"]
-            if max_bytes is not None and length > max_bytes:
-                response["Body"].close()
-                raise IntegrityError(f"{key} has {length} bytes, more than {max_bytes}")
-            sink = io.BytesIO()
-            read_body(
-                response["Body"], sink, length=length, limit=length, deadline=deadline, subject=key
-            )
-            return StoredObject(sink.getvalue(), response["ETag"])
-
         try:
-            found = self._calls.run(key, call, size_bytes=max_bytes or 0)
+            found = self._get(key, if_none_match, max_bytes)
         except NotModifiedAnswer:
             return NOT_MODIFIED
         # A gateway that ignores the condition still says by the ETag that nothing changed.
         return NOT_MODIFIED if found.etag == if_none_match else found
+
+    def answers_304(self, key: str, etag: str) -> bool:
+        """Whether a conditional get of an unchanged object saves the body."""
+        try:
+            self._get(key, etag, None)
+        except NotModifiedAnswer:
+            return True
+        return False
 
     def download(self, key: str, path: Path, *, size: int) -> None:
         """See ``Store.download``. Errors of writing ``path`` are ``OSError``."""
@@ -188,13 +185,37 @@ class S3Store:
             abort_upload(self._calls, self._bucket, upload["Key"], upload["UploadId"])
         return len(stale)
 
+    def _get(self, key: str, if_none_match: str | None, max_bytes: int | None) -> StoredObject:
+        condition: dict[str, Any] = {"IfNoneMatch": if_none_match} if if_none_match else {}
+
+        def call(client: S3Client, deadline: Deadline) -> StoredObject:
+            response = client.get_object(Bucket=self._bucket, Key=self._key(key), **condition)
+            length = response["ContentLength"]
+            if max_bytes is not None and length > max_bytes:
+                response["Body"].close()
+                raise IntegrityError(f"{key} has {length} bytes, more than {max_bytes}")
+            sink = io.BytesIO()
+            read_body(
+                response["Body"], sink, length=length, limit=length, deadline=deadline, subject=key
+            )
+            return StoredObject(sink.getvalue(), response["ETag"])
+
+        return self._calls.run(key, call, size_bytes=max_bytes or 0)
+
     def _put(self, key: str, data: Payload, **condition: Any) -> str:
         def call(client: S3Client, _: Deadline) -> str:
             return client.put_object(
                 Bucket=self._bucket, Key=self._key(key), Body=body_of(data), **condition
             )["ETag"]
 
-        return self._calls.run(key, call, size_bytes=len(memoryview(data)))
+        return self._calls.run(key, call, size_bytes=memoryview(data).nbytes)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._head_etag(key)
+        except ObjectNotFound:
+            return False
+        return True
 
     def _head_etag(self, key: str) -> str:
         return self._calls.run(

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,9 @@ class Session:
     path: Path
     lock_fd: int
 
+
+LAST_WAIT_S = 3.0
+"""How long the process that made the directory waits at its end for those it started."""
 
 _joined: dict[Path, Session] = {}
 """Directories whose lock this process holds."""
@@ -71,10 +75,16 @@ def join_session(path: Path) -> Session:
 
 
 def remove_session(session: Session) -> None:
-    """Give the directory up, and delete it if no other process uses it."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(session.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    """Give the directory up, and delete it if no other process uses it, or all are just ending."""
+    deadline = time.monotonic() + LAST_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(session.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.05)
+            continue
         shutil.rmtree(session.path, ignore_errors=True)
+        break
     os.close(session.lock_fd)
     _joined.pop(session.path, None)
 

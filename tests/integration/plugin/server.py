@@ -37,28 +37,33 @@ BASE_FLAGS = (
     "--logprobs-mode=processed_logprobs",
     "--generation-config=vllm",
 )
-LORA_FLAGS = ("--enable-lora", "--max-lora-rank=8", "--max-loras=6")
+LORA_FLAGS = ("--enable-lora", "--max-lora-rank=8", "--max-loras=8")
+API_KEY = "let-me-in"
 
 
 @dataclass
 class Server:
-    """A running server."""
+    """A running server. Requests are sent with its key unless another one is given."""
 
     port: int
     model: str
     log: Path
     process: subprocess.Popen[bytes]
 
-    def get(self, path: str, headers: dict[str, str] | None = None) -> Any:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
-        return _json(request, headers)
+    def get(self, path: str, *, key: str = API_KEY) -> Any:
+        return _send(urllib.request.Request(f"http://127.0.0.1:{self.port}{path}"), key)
 
-    def post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+    def post(self, path: str, body: dict[str, Any], *, key: str = API_KEY) -> Any:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", data=json.dumps(body).encode(), method="POST"
         )
         request.add_header("Content-Type", "application/json")
-        return _json(request, headers)
+        return _send(request, key)
+
+    def kill(self) -> None:
+        """Kill every process of the server, as a machine that is taken away does."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def status(self, adapter: str | None = None, wait_s: float = 0.0) -> ReplicaStatus:
         query = f"?adapter={adapter}&wait={wait_s}" if adapter else ""
@@ -99,21 +104,19 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_server(
-    model: str, log: Path, flags: Sequence[str], env: dict[str, str] | None = None
-) -> Iterator[Server]:
+def running_server(model: str, log: Path, flags: Sequence[str]) -> Iterator[Server]:
     """Start a server, wait until it is healthy, and stop it, with all its children, afterwards."""
     port = free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command(model, port, flags),
-            env=environment(**(env or {})),
+            command(model, port, (*LORA_FLAGS, f"--api-key={API_KEY}", *flags)),
+            env=environment(),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    server = Server(port, model, log, process)
     try:
-        server = Server(port, model, log, process)
         _wait_healthy(server)
         yield server
     finally:
@@ -134,6 +137,8 @@ def _wait_healthy(server: Server) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=20)
@@ -142,8 +147,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _json(request: urllib.request.Request, headers: dict[str, str] | None) -> Any:
-    for name, value in (headers or {}).items():
-        request.add_header(name, value)
+def _send(request: urllib.request.Request, key: str) -> Any:
+    request.add_header("Authorization", f"Bearer {key}")
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.loads(response.read())

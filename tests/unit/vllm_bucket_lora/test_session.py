@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapter_bucket.errors import ConfigError
+from vllm_bucket_lora import session as session_module
 from vllm_bucket_lora.session import create_session, join_session, remove_session, sweep
 
 
@@ -20,7 +21,10 @@ def test_a_session_is_private_and_goes_with_its_server(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_session_in_use_by_another_process_stays(tmp_path: Path) -> None:
+def test_a_session_in_use_by_another_process_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "LAST_WAIT_S", 0.1)
     session = create_session(tmp_path)
     code = (
         "import sys; from pathlib import Path; from vllm_bucket_lora.session import join_session;"

@@ -1,0 +1,105 @@
+"""Runs of real adapters for the tiny base model, published as a trainer would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from adapter_bucket.base_model import BaseModelRef
+from adapter_bucket.file_store import FileStore
+from adapter_bucket.layout import WEIGHTS_FILE, version_dir
+from adapter_bucket.manifest import RunState
+from adapter_bucket.publish import RunWriter
+from adapter_bucket.store import Payload
+from tests.integration.plugin.tiny_model import base_ref, make_adapter, true_logprobs
+
+
+class DamagingStore(FileStore):
+    """Flips one bit of every weights file it writes, while told to."""
+
+    damaging = False
+
+    def create(self, key: str, data: Payload) -> str:
+        if self.damaging and key.endswith(WEIGHTS_FILE):
+            damaged = bytearray(data)
+            damaged[-1] ^= 1
+            data = damaged
+        return super().create(key, data)
+
+
+class TestRun:
+    """One run in a bucket folder, and the truth about each of its versions."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        bucket: Path,
+        base: Path,
+        run_id: str,
+        *,
+        window: int = 3,
+        base_model: BaseModelRef | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self._base = base
+        self._dir = bucket / "runs" / run_id
+        self._store = DamagingStore(bucket)
+        self.writer = RunWriter.claim(
+            self._store,
+            run_id,
+            base_model=base_model or base_ref(base),
+            window=window,
+            writer_id="test",
+            check=False,  # some of these tests publish what a trainer would refuse to
+        )
+
+    def publish(
+        self,
+        version: int,
+        *,
+        rank: int = 4,
+        weights: bytes | None = None,
+        config: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> str:
+        """Publish a random adapter; return its model name.
+
+        Args:
+            version: Its number, and the seed of its weights.
+            rank: LoRA rank.
+            weights: Use these bytes instead.
+            config: Fields of the adapter config to replace.
+            settings: More settings of ``LoraConfig``.
+        """
+        made, adapter_config = make_adapter(self._base, version, rank=rank, **settings)
+        self.writer.publish(
+            version,
+            step=version,
+            weights=made if weights is None else weights,
+            adapter_config={**adapter_config, **(config or {})},
+            rank=rank,
+            dtype="float32",
+        )
+        return self.name(version)
+
+    def publish_damaged(self, version: int) -> str:
+        """Publish an adapter whose object never had the bytes that the manifest promises."""
+        self._store.damaging = True
+        try:
+            return self.publish(version)
+        finally:
+            self._store.damaging = False
+
+    def name(self, version: int) -> str:
+        return f"{self.run_id}-v{version}"
+
+    def path(self, version: int) -> Path:
+        """The version's directory in the bucket, as PEFT reads it."""
+        return self._dir / "adapters" / version_dir(version)
+
+    def truth(self, version: int, tokens: list[int]) -> list[float]:
+        return true_logprobs(self._base, self.path(version), tokens)
+
+    def finish(self) -> None:
+        self.writer.close(RunState.FINISHED)

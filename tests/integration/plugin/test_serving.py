@@ -1,0 +1,156 @@
+"""What a real server serves under each name, and what it refuses to."""
+
+from __future__ import annotations
+
+import urllib.error
+from typing import Any
+
+import pytest
+from safetensors.torch import load, save
+
+from adapter_bucket.base_model import BaseModelRef
+from adapter_bucket.status import ReadyState
+from tests.integration.plugin.conftest import FirstLife, RunMaker
+from tests.integration.plugin.server import Server
+from tests.integration.plugin.tiny_model import make_adapter
+
+pytestmark = pytest.mark.slow
+
+PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100]
+LOGPROB_TOLERANCE = 1e-3
+WAIT_S = 20.0
+
+
+def assert_serves_truth(server: Server, run: Any, version: int) -> None:
+    choice = server.generate(run.name(version), PROMPT)
+    tokens = choice["token_ids"]
+    truth = run.truth(version, PROMPT + tokens)[len(PROMPT) - 1 :]
+    served = choice["logprobs"]["token_logprobs"]
+    assert served == pytest.approx(truth, abs=LOGPROB_TOLERANCE)
+
+
+def test_a_killed_server_comes_back_with_exactly_the_window(
+    first_life: FirstLife, server: Server, cache_dir: Any
+) -> None:
+    assert server.status(first_life.run.name(2), wait_s=WAIT_S).adapter is not None
+    expected = [first_life.run.name(version) for version in (2, 3, 4)]
+    assert first_life.ready == expected
+    status = server.status()
+    assert [name for name in status.ready if name.startswith("first-life")] == expected
+    left = {path.name for path in cache_dir.iterdir()} & set(first_life.sessions)
+    assert not left, "the killed server's files must not stay in memory"
+    first_life.run.finish()
+
+
+def test_every_version_is_served_with_its_own_weights(server: Server, new_run: RunMaker) -> None:
+    run = new_run("truth")
+    for version in (1, 2, 3):
+        run.publish(version)
+        about = server.status(run.name(version), wait_s=WAIT_S).adapter
+        assert about is not None
+        assert about.state is ReadyState.READY
+    generated = set()
+    for version in (1, 2, 3):
+        assert_serves_truth(server, run, version)
+        generated.add(tuple(server.generate(run.name(version), PROMPT)["token_ids"]))
+    generated.add(tuple(server.generate(server.model, PROMPT)["token_ids"]))
+    assert len(generated) == 4, "three versions and the base model must differ"
+
+
+def test_a_version_outside_the_window_is_retired_and_answers_404(
+    server: Server, new_run: RunMaker
+) -> None:
+    run = new_run("retiring", window=1)
+    run.publish(1)
+    server.status(run.name(1), wait_s=WAIT_S)
+    run.publish(2)
+    assert server.status(run.name(2), wait_s=WAIT_S).runs["retiring"].ready == [2]
+    about = server.status(run.name(1)).adapter
+    assert about is not None
+    assert about.state is ReadyState.RETIRED
+    assert_not_served(server, run.name(1))
+
+
+@pytest.mark.parametrize("name", ["truth-v99", "truth-v0", "no-such-run-v1", "truth"])
+def test_an_unknown_name_never_reaches_the_base_model(server: Server, name: str) -> None:
+    assert_not_served(server, name)
+
+
+def assert_not_served(server: Server, name: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.generate(name, PROMPT)
+    with caught.value as error:
+        assert error.code == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"rank": 16}, "--max-lora-rank 16"),
+        ({"config": {"use_dora": True}}, "use_dora"),
+        ({"config": {"modules_to_save": ["lm_head"]}}, "modules_to_save"),
+        ({"config": {"bias": "all"}}, "bias"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "lm_head"),
+    ],
+)
+def test_what_vllm_cannot_serve_is_refused_with_the_value_to_change(
+    server: Server, new_run: RunMaker, change: dict[str, Any], named: str
+) -> None:
+    run = new_run("refused-" + "-".join(str(named).strip("-").split()).replace("_", "-"))
+    name = run.publish(1, **change)
+    about = server.status(name, wait_s=WAIT_S).adapter
+    assert about is not None
+    assert about.state is ReadyState.REFUSED
+    assert named in str(about.reason)
+    assert_not_served(server, name)
+
+
+def test_modules_that_the_model_lacks_are_refused(
+    server: Server, new_run: RunMaker, base: Any
+) -> None:
+    run = new_run("renamed")
+    weights, _ = make_adapter(base, 1)
+    renamed = {
+        name.replace("model.layers.1.", "model.decoder.1."): tensor
+        for name, tensor in load(weights).items()
+    }
+    about = server.status(run.publish(1, weights=save(renamed)), wait_s=WAIT_S).adapter
+    assert about is not None
+    assert about.state is ReadyState.REFUSED
+    assert "model.decoder.1.mlp.down_proj" in str(about.reason)
+
+
+def test_a_run_on_another_base_model_is_refused(server: Server, new_run: RunMaker) -> None:
+    run = new_run("other-base", base_model=BaseModelRef(id="org/another-model"))
+    about = server.status(run.name(1), wait_s=WAIT_S).adapter
+    assert about is not None
+    assert about.state is ReadyState.REFUSED
+    assert "org/another-model" in str(about.reason)
+
+
+def test_corrupt_bytes_are_never_ready_and_good_versions_stay(
+    server: Server, new_run: RunMaker
+) -> None:
+    run = new_run("corrupt")
+    server.status(run.publish(1), wait_s=WAIT_S)
+    about = server.status(run.publish_damaged(2), wait_s=3).adapter
+    assert about is not None
+    assert about.state is not ReadyState.READY
+    assert "sha256" in str(about.reason)
+    assert_serves_truth(server, run, 1)
+
+
+def test_the_status_route_needs_the_servers_key(server: Server) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.get("/bucket_lora/status", key="wrong")
+    with caught.value as error:
+        assert error.code == 401
+    assert server.get("/bucket_lora/status")["max_loras"] == 8
+
+
+def test_the_dangerous_routes_stay_closed(server: Server) -> None:
+    for path in ("/v1/load_lora_adapter", "/pause", "/collective_rpc"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            server.post(path, {})
+        with caught.value as error:
+            assert error.code == 404

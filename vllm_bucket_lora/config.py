@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import check_run_id
@@ -24,6 +25,7 @@ SESSION_ENV = "BUCKET_LORA_SESSION_DIR"
 
 MIN_POLL_S = 0.01
 MAX_POLL_S = 3600.0
+MAX_REQUEST_WAIT_S = 600.0
 
 
 def _seconds(text: str) -> float:
@@ -31,6 +33,20 @@ def _seconds(text: str) -> float:
     if not MIN_POLL_S <= value <= MAX_POLL_S:
         raise ValueError
     return value
+
+
+def _patience(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= MAX_REQUEST_WAIT_S:
+        raise ValueError
+    return value
+
+
+def _web_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        raise ValueError
+    return text.rstrip("/")
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,21 @@ OPTIONS = (
         "ID",
         "name of this server in status and heartbeats (default: host, port and a random part)",
     ),
+    Option(
+        "public-url",
+        _web_url,
+        None,
+        "URL",
+        "where proxies reach this server, for its heartbeats (default: made of --host and --port)",
+    ),
+    Option(
+        "request-wait-s",
+        _patience,
+        10.0,
+        "SECONDS",
+        f"longest wait of a request whose version is published but not loaded yet, 0 to "
+        f"{MAX_REQUEST_WAIT_S:g} (default: 10)",
+    ),
 )
 
 
@@ -126,6 +157,11 @@ class BucketLoraConfig:
     base_model: str
     """The base model's name, for the comparison with what a run was trained on."""
     replica_id: str
+    public_url: str
+    """Where others reach this server; goes into its heartbeats."""
+    request_wait_s: float
+    """Longest wait of a request for its version. Ten seconds cover a slow download, and end well
+    before the usual limits of clients and gateways."""
 
 
 def resolve_options(args: Namespace, environ: Mapping[str, str] = os.environ) -> None:
@@ -157,7 +193,17 @@ def config_from_args(args: Namespace, *, model: str) -> BucketLoraConfig:
         session_dir=Path(args.bucket_lora_session_dir) / f"port-{args.port}",
         base_model=args.bucket_lora_base_model or model,
         replica_id=replica_id,
+        public_url=args.bucket_lora_public_url or _default_url(args),
+        request_wait_s=args.bucket_lora_request_wait_s,
     )
+
+
+def _default_url(args: Namespace) -> str:
+    host = getattr(args, "host", None)
+    if host in (None, "", "0.0.0.0", "::"):  # any address: name one that others can use
+        host = socket.gethostname()
+    scheme = "https" if getattr(args, "ssl_certfile", None) else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{args.port}"
 
 
 def _default_replica_id(port: int, token: str) -> str:

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 
 from adapter_bucket.status import ADAPTER_PARAM, MAX_WAIT_S, STATUS_PATH, WAIT_PARAM
 from vllm_bucket_lora.config import PLUGIN_NAME
-from vllm_bucket_lora.service import Service, start_service
+from vllm_bucket_lora.service import Service
+from vllm_bucket_lora.start import start_service
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,17 @@ wrong weights without a word. Here the number comes from the name, so it is the 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import vllm
+from vllm.entrypoints.serve import create_error_response
+from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -21,8 +26,12 @@ from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
 from adapter_bucket.errors import ConfigError
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.ports import LoadRefused
+from vllm_bucket_lora.service import Rejection
 
 logger = logging.getLogger(__name__)
+
+Admit = Callable[[str], Awaitable[Rejection | None]]
+"""Decides about a request by the adapter it names; ``None`` lets it go on."""
 
 _ID_BITS = 62
 """vLLM keeps adapter numbers in signed 64-bit integers."""
@@ -123,6 +132,31 @@ def process_rank(vllm_config: Any) -> tuple[int, int]:
     """Rank of this API server process, and how many there are."""
     parallel = vllm_config.parallel_config
     return max(0, parallel._api_process_rank), max(1, parallel._api_process_count)
+
+
+def hold_requests(models: Any, admit: Admit) -> None:
+    """Ask ``admit`` before vLLM answers 404 to a request for an adapter it does not know.
+
+    Wraps the one check that every text route makes. vLLM's own hook for this, the adapter resolver,
+    numbers adapters per process and needs ``VLLM_ALLOW_RUNTIME_LORA_UPDATING``, which opens routes
+    that load any path. To be removed once a resolver works without it.
+    """
+    models.bucket_lora_admit = admit
+    original = BaseServing._check_model
+    if getattr(original, "_bucket_lora", False):
+        return
+
+    @functools.wraps(original)
+    async def _check_model(self: Any, request: Any) -> Any:
+        ask = getattr(self.models, "bucket_lora_admit", None)
+        name = request.model
+        served = self._is_model_supported(name) or name in self.models.lora_requests
+        if ask is not None and not served and (why := await ask(name)) is not None:
+            return create_error_response(why.message, why.type, HTTPStatus(why.code), param="model")
+        return await original(self, request)
+
+    _check_model._bucket_lora = True  # type: ignore[attr-defined]
+    BaseServing._check_model = _check_model
 
 
 def adopt_logging() -> None:

@@ -1,166 +1,217 @@
-"""Puts the parts together in one API server process, and holds answers back until they are true."""
+"""One API server process's readiness, as clients, requests and the other processes ask for it.
+
+Holds answers back until they are true, and requests until their version is loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from argparse import Namespace
-from concurrent.futures import Executor, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
-from adapter_bucket.errors import StoreUnavailable
 from adapter_bucket.layout import parse_adapter_name
-from adapter_bucket.status import ReadyState, ReplicaStatus
-from adapter_bucket.store import Store
-from adapter_bucket.stores import open_store
-from vllm_bucket_lora import engine
+from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus
+from vllm_bucket_lora import metrics
 from vllm_bucket_lora.acceptance import Served
-from vllm_bucket_lora.cache import VersionCache
-from vllm_bucket_lora.config import BucketLoraConfig, config_from_args
 from vllm_bucket_lora.group import TICK_S, ServerGroup, ServerState
-from vllm_bucket_lora.session import join_session
 from vllm_bucket_lora.shelf import Shelf
 from vllm_bucket_lora.status import adapter_status, join, replica_status, view_of
 from vllm_bucket_lora.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
-OPEN_RETRY_S = 2.0
+UNPUBLISHED_WAIT_S = 1.0
+"""Longest wait of a request for a version that is not in the manifest: time for a look or two, as
+its commit may be younger than the last poll."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a request is not served, in the terms of the OpenAI API's errors."""
+
+    message: str
+    type: str
+    code: int
 
 
 class Service:
-    """The watcher of this process, and its readiness as others may ask for it."""
+    """Readiness of this process and of the server. Lives in one event loop."""
 
-    def __init__(self, config: BucketLoraConfig, served: Served, group: ServerGroup) -> None:
-        self._config = config
-        self._served = served
+    def __init__(
+        self,
+        group: ServerGroup,
+        *,
+        served: Served,
+        replica_id: str,
+        request_wait_s: float = 10.0,
+    ) -> None:
         self._group = group
+        self._served = served
+        self._replica_id = replica_id
+        self._request_wait_s = request_wait_s
         self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self.shelf: Shelf
-        self.watcher: Watcher
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._task_fault: str | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._shelf: Shelf
+        self._watcher: Watcher
 
-    def start(self) -> None:
-        """Begin to follow the bucket."""
-        loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(self.watcher.run(), name="bucket-lora-watcher"))
+    def start(self, shelf: Shelf, watcher: Watcher) -> None:
+        """Begin to follow the bucket. ``shelf`` and ``watcher`` report to ``publish``."""
+        self._shelf, self._watcher = shelf, watcher
+        self.spawn(watcher.run(), "watcher")
         if not self._group.alone:
-            self._tasks.append(loop.create_task(self._follow_group(), name="bucket-lora-group"))
+            self.spawn(self._follow_group(), "group")
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a background task; if it ever fails, the status says so."""
+        task = asyncio.get_running_loop().create_task(work, name=f"bucket-lora-{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    async def stop(self) -> None:
+        """End all background tasks."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after every change here or in another process."""
+        self._listeners.append(listener)
 
     def publish(self) -> None:
         """Tell waiting clients and the other processes that something changed here."""
-        watcher = self.watcher
-        views = {
-            run.run_id: view
-            for run in watcher.runs.values()
-            if (view := view_of(run, self.shelf.ready(run.run_id), watcher.admission)) is not None
-        }
-        self._group.publish(
-            ServerState(
-                runs=views,
-                holds=self.shelf.names,
-                admission=watcher.admission,
-                fault=watcher.fault,
-            )
+        watcher, views = self._watcher, {}
+        for run in watcher.runs.values():
+            view = view_of(run, self._shelf.ready(run.run_id), watcher.admission)
+            if view is not None:
+                views[run.run_id] = view
+                metrics.NEWEST_READY.labels(run.run_id).set(max(view.ready, default=0))
+                metrics.NEWEST_PUBLISHED.labels(run.run_id).set(view.latest)
+                age_s = time.monotonic() - run.changed_at
+                metrics.MANIFEST_CHANGED_AT.labels(run.run_id).set(time.time() - age_s)
+        state = ServerState(
+            runs=views,
+            holds=self._shelf.names,
+            admission=watcher.admission,
+            fault=watcher.fault or self._task_fault,
         )
+        self._group.publish(state)
         self._notify()
+
+    def status(self) -> ReplicaStatus:
+        """What the server as a whole serves."""
+        return replica_status(join(self._group.states()), self._served, self._replica_id)
 
     async def answer(self, adapter: str | None, wait_s: float) -> ReplicaStatus:
         """The server's status; with ``adapter``, held back until it is not pending any more."""
         if adapter is None:
-            return replica_status(self._joined(), self._served, self._config.replica_id)
-        answer = self._answer_about(adapter)
-        parsed = parse_adapter_name(adapter)
-        if parsed is None or wait_s <= 0 or not _pending(answer):
+            return self.status()
+
+        def about() -> AdapterStatus:
+            server = join(self._group.states())
+            return adapter_status(adapter, server, follows=self._watcher.follows)
+
+        settled = await self._settle(adapter, about, lambda _: wait_s)
+        return self.status().model_copy(update={"adapter": settled})
+
+    async def admit_request(self, name: str) -> Rejection | None:
+        """Decide about a request that names an adapter which this process has not loaded.
+
+        Waits while the version is on its way.
+
+        Returns:
+            ``None`` if it may go on: the version is loaded now, or the name is no adapter's.
+        """
+        parsed = parse_adapter_name(name)
+        if parsed is None:
+            return None
+
+        def about() -> AdapterStatus:
+            server = join(self._group.states()[:1])  # this process: it has to serve the request
+            return adapter_status(name, server, follows=self._watcher.follows)
+
+        def limit_s(_: AdapterStatus) -> float:
+            return self._request_wait_s if self._published(*parsed) else UNPUBLISHED_WAIT_S
+
+        settled = await self._settle(name, about, limit_s)
+        metrics.REQUESTS_HELD.labels(settled.state.value).inc()
+        if settled.state is ReadyState.READY:
+            return None
+        return _rejection(settled, published=self._published(*parsed))
+
+    async def _settle(
+        self,
+        name: str,
+        about: Callable[[], AdapterStatus],
+        limit_s: Callable[[AdapterStatus], float],
+    ) -> AdapterStatus:
+        """Ask ``about`` until the answer is not "pending", for at most ``limit_s`` of it."""
+        answer, parsed = about(), parse_adapter_name(name)
+        if parsed is None or answer.state is not ReadyState.PENDING or limit_s(answer) <= 0:
             return answer
-        deadline = asyncio.get_running_loop().time() + wait_s
-        with self.watcher.expecting(parsed[0]):
+        clock = asyncio.get_running_loop().time
+        started_at = clock()
+        with self._watcher.expecting(parsed[0]):
             self._group.wake_others()
-            while _pending(answer):
+            while answer.state is ReadyState.PENDING:
                 try:
-                    async with asyncio.timeout_at(deadline):
+                    async with asyncio.timeout_at(started_at + limit_s(answer)):
                         await self._changed.wait()
                 except TimeoutError:
-                    break
-                answer = self._answer_about(adapter)
+                    if clock() >= started_at + limit_s(answer):  # it may have grown meanwhile
+                        break
+                answer = about()
         return answer
 
-    def _answer_about(self, adapter: str) -> ReplicaStatus:
-        server = self._joined()
-        status = replica_status(server, self._served, self._config.replica_id)
-        about = adapter_status(adapter, server, follows=self.watcher.follows)
-        return status.model_copy(update={"adapter": about})
-
-    def _joined(self) -> ServerState:
-        return join(self._group.states())
+    def _published(self, run_id: str, version: int) -> bool:
+        run = self._watcher.runs.get(run_id)
+        return run is not None and run.manifest is not None and version <= run.manifest.latest
 
     def _notify(self) -> None:
         # Everyone who waits on the old event sees it set; later ones wait on the new one.
         self._changed.set()
         self._changed = asyncio.Event()
+        for listener in self._listeners:
+            listener()
 
     async def _follow_group(self) -> None:
         while True:
-            self._group.poll(on_wake=self.watcher.wake, on_change=self._group_changed)
+            self._group.poll(on_wake=self._watcher.wake, on_change=self._group_changed)
             await asyncio.sleep(TICK_S)
 
     def _group_changed(self) -> None:
         self._notify()
         if not self._group.leader:
-            self.watcher.nudge()
+            self._watcher.nudge()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            logger.error("background task %s failed", task.get_name(), exc_info=error)
+            self._task_fault = f"{task.get_name()} failed: {type(error).__name__}: {error}"
+            self.publish()
 
 
-async def start_service(engine_client: Any, models: Any, args: Namespace) -> Service:
-    """Start following the bucket in this API server process.
-
-    Raises:
-        ConfigError: the server cannot serve adapters from the bucket as it is set up.
-    """
-    engine.adopt_logging()
-    config = config_from_args(args, model=args.model)
-    served = engine.describe_server(engine_client.vllm_config, config.base_model)
-    rank, count = engine.process_rank(engine_client.vllm_config)
-    config.session_dir.mkdir(parents=True, exist_ok=True)
-    join_session(config.session_dir.parent)
-    # One thread: the store's objects are used by one caller at a time, in the order of need.
-    executor = ThreadPoolExecutor(1, thread_name_prefix="bucket-lora")
-    store = await _open(config.url, executor)
-    group = ServerGroup(config.session_dir, rank=rank, count=count)
-    service = Service(config, served, group)
-    service.shelf = Shelf(
-        engine.VllmLoader(engine_client, models),
-        VersionCache(store, config.session_dir),
-        group,
-        executor=executor,
-        on_change=service.publish,
-    )
-    service.watcher = Watcher(
-        store,
-        service.shelf,
-        group,
-        served=served,
-        executor=executor,
-        pattern=config.runs,
-        poll_s=config.poll_s,
-        on_change=service.publish,
-    )
-    service.start()
-    logger.info(
-        "replica %s follows %s (runs %s), API server %d of %d",
-        config.replica_id, store.url, config.runs, rank + 1, count,
-    )  # fmt: skip
-    return service
+_TYPES = {
+    ReadyState.RETIRED: "AdapterRetiredError",
+    ReadyState.REFUSED: "AdapterRefusedError",
+    ReadyState.PENDING: "AdapterNotReadyError",
+}
 
 
-async def _open(url: str, executor: Executor) -> Store:
-    """Open the store, however long its endpoint is away: it was there when the server started."""
-    while True:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(executor, open_store, url)
-        except StoreUnavailable as error:
-            logger.warning("the server waits for its bucket: %s", error)
-            await asyncio.sleep(OPEN_RETRY_S)
-
-
-def _pending(answer: ReplicaStatus) -> bool:
-    return answer.adapter is not None and answer.adapter.state is ReadyState.PENDING
+def _rejection(about: AdapterStatus, *, published: bool) -> Rejection:
+    message = f"The model `{about.name}` is not served here: {about.reason}."
+    if about.state is ReadyState.PENDING and not published:
+        return Rejection(message, "AdapterNotPublishedError", 404)
+    # Only this one is worth sending again, here or to another replica.
+    code = 503 if about.state is ReadyState.PENDING else 404
+    return Rejection(message, _TYPES[about.state], code)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import VersionEntry
+from vllm_bucket_lora import metrics
 from vllm_bucket_lora.ports import Cache, Group, Loader
 
 logger = logging.getLogger(__name__)
@@ -108,17 +109,23 @@ class Shelf:
         except BaseException:
             held.phase, held.since = Phase.LEAVING, self._clock()
             raise
+        loaded_at = self._clock()
+        metrics.FETCH_SECONDS.observe(fetched_at - held.since)
+        metrics.LOAD_SECONDS.observe(loaded_at - fetched_at)
+        metrics.FETCHED_BYTES.inc(entry.weights.size)
+        metrics.VERSIONS.labels(metrics.READY).inc()
         logger.info(
             "%s is ready: %d bytes, fetched in %.3f s, loaded in %.3f s",
-            name, entry.weights.size, fetched_at - held.since, self._clock() - fetched_at,
+            name, entry.weights.size, fetched_at - held.since, loaded_at - fetched_at,
         )  # fmt: skip
-        held.phase, held.since = Phase.READY, self._clock()
+        held.phase, held.since = Phase.READY, loaded_at
 
     async def retire(self, run_id: str, version: int) -> None:
         """Stop serving a version. Its slot and files go later, see ``reap``."""
         name = adapter_name(run_id, version)
         await self._loader.forget(name)
         self._held[name] = Held(run_id, version, Phase.LEAVING, self._clock())
+        metrics.VERSIONS.labels(metrics.RETIRED).inc()
         logger.info("%s is retired", name)
         self._on_change()
 

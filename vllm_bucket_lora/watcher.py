@@ -22,6 +22,7 @@ from adapter_bucket.fetch import RunReader, discover_runs
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import VersionEntry
 from adapter_bucket.store import Store
+from vllm_bucket_lora import metrics
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.ports import Group, LoadRefused
 from vllm_bucket_lora.run import JITTER, Run
@@ -144,6 +145,7 @@ class Watcher:
         try:
             found = await self._blocking(lambda: discover_runs(self._store))
         except BucketError as error:
+            metrics.POLL_FAULTS.inc()
             self._set_fault(f"{type(error).__name__}: {error}")
             found = []
         else:
@@ -165,6 +167,8 @@ class Watcher:
             now = self._clock()
             changed = run.absorb(outcome, now)
             run.schedule(now, self._poll_s)
+            if run.fault:
+                metrics.POLL_FAULTS.inc()
             if run.fault and run.fault != before:
                 logger.warning("run %s: %s", run.run_id, run.fault)
             if run.gone(now) and run.run_id not in self._shelf.runs:
@@ -200,12 +204,14 @@ class Watcher:
             run.retries.pop(entry.version, None)
         except LoadRefused as error:
             run.refused[entry.version] = str(error)
+            metrics.VERSIONS.labels(metrics.REFUSED).inc()
             logger.warning("%s is refused: %s", name, error)
         except (BucketError, OSError) as error:
             # Gone objects mean that the manifest has moved on; all else is worth a retry as well.
             if isinstance(error, NotPublished):
                 run.due_at = 0.0
             reason = f"{type(error).__name__}: {error}"
+            metrics.VERSIONS.labels(metrics.FAILED).inc()
             if run.failed(entry.version, reason, self._clock()):
                 logger.warning("%s is not loaded: %s", name, reason)
         self._on_change()

@@ -17,6 +17,7 @@ from vllm_bucket_lora.cache import VersionCache
 from vllm_bucket_lora.group import ServerGroup
 from vllm_bucket_lora.ports import LoadRefused
 from vllm_bucket_lora.run import Run
+from vllm_bucket_lora.service import Service
 from vllm_bucket_lora.shelf import Shelf
 from vllm_bucket_lora.watcher import Watcher
 
@@ -60,6 +61,7 @@ class Bench:
     shelf: Shelf
     engine: FakeEngine
     root: Path
+    service: Service
 
     def ready(self, run_id: str = "run-a") -> list[int]:
         return self.shelf.ready(run_id)
@@ -90,26 +92,34 @@ async def watching(
     pattern: str = "*",
     grace_s: float = 0.0,
     poll_s: float = 0.01,
+    request_wait_s: float = 0.2,
 ) -> AsyncIterator[Bench]:
     """Run a watcher while the block runs."""
     store = store or MemoryStore()
     engine = FakeEngine()
     group = ServerGroup(root, rank=0, count=1)
+    service = Service(group, served=served, replica_id="r-1", request_wait_s=request_wait_s)
     with ThreadPoolExecutor(1) as executor:
         shelf = Shelf(
             engine,
             VersionCache(store, root),
             group,
             executor=executor,
-            on_change=lambda: None,
+            on_change=service.publish,
             grace_s=grace_s,
         )
         watcher = Watcher(
-            store, shelf, group, served=served, executor=executor, pattern=pattern, poll_s=poll_s
+            store,
+            shelf,
+            group,
+            served=served,
+            executor=executor,
+            pattern=pattern,
+            poll_s=poll_s,
+            on_change=service.publish,
         )
-        task = asyncio.create_task(watcher.run())
+        service.start(shelf, watcher)
         try:
-            yield Bench(watcher, shelf, engine, root)
+            yield Bench(watcher, shelf, engine, root, service)
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            await service.stop()

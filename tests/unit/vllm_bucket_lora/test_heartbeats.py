@@ -1,0 +1,138 @@
+"""What a server says of itself in the bucket, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from adapter_bucket.errors import StoreDenied
+from adapter_bucket.heartbeat import HeartbeatReader
+from adapter_bucket.memory_store import MemoryStore
+from adapter_bucket.status import ReplicaStatus, RunStatus
+from adapter_bucket.store import Payload
+from vllm_bucket_lora.heartbeats import Heart
+
+
+def status(ready: list[int], state: str = "running") -> ReplicaStatus:
+    return ReplicaStatus(
+        replica_id="r-1",
+        base_model="m",
+        dtype="bfloat16",
+        max_loras=8,
+        max_lora_rank=8,
+        ready=[*(f"run-v{v}" for v in ready), "other-v1"],
+        runs={"run": RunStatus(state=state, latest=3, window=3, ready=ready)},
+    )
+
+
+class Server:
+    """Only a status that tests change."""
+
+    def __init__(self) -> None:
+        self.now = status([1])
+
+
+@asynccontextmanager
+async def beating(store: MemoryStore, server: Server, interval_s: float) -> AsyncIterator[Heart]:
+    with ThreadPoolExecutor(1) as executor:
+        heart = Heart(
+            store,
+            replica_id="r-1",
+            url="http://10.0.0.1:8000",
+            status=lambda: server.now,
+            executor=executor,
+            interval_s=interval_s,
+            settle_s=0.01,
+        )
+        task = asyncio.create_task(heart.beat())
+        try:
+            yield heart
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("not within 3 s")
+
+
+def test_a_server_appears_with_what_it_serves_and_leaves_at_its_end() -> None:
+    async def scenario() -> None:
+        store, server = MemoryStore(), Server()
+        reader = HeartbeatReader(store, "run")
+        async with beating(store, server, interval_s=60.0):
+            await until(lambda: "r-1" in reader.poll())
+            beat = reader.poll()["r-1"].heartbeat
+            assert beat.url == "http://10.0.0.1:8000"
+            assert beat.status.ready == ["run-v1"]
+            assert list(beat.status.runs) == ["run"]
+        assert reader.poll() == {}
+
+    asyncio.run(scenario())
+
+
+def test_news_are_written_soon_and_nothing_is_written_without() -> None:
+    async def scenario() -> None:
+        store, server = MemoryStore(), Server()
+        reader = HeartbeatReader(store, "run")
+        async with beating(store, server, interval_s=60.0) as heart:
+            heart.notice()
+            await until(lambda: "r-1" in reader.poll())
+            await asyncio.sleep(0.1)
+            before = reader.poll()["r-1"].heartbeat.sequence
+            heart.notice()
+            await asyncio.sleep(0.1)
+            assert reader.poll()["r-1"].heartbeat.sequence == before
+            server.now = status([1, 2])
+            heart.notice()
+            await until(lambda: reader.poll()["r-1"].heartbeat.status.runs["run"].ready == [1, 2])
+
+    asyncio.run(scenario())
+
+
+def test_it_keeps_beating_without_news() -> None:
+    async def scenario() -> None:
+        store, server = MemoryStore(), Server()
+        reader = HeartbeatReader(store, "run")
+        async with beating(store, server, interval_s=0.03):
+            await until(lambda: any(s.heartbeat.sequence > 3 for s in reader.poll().values()))
+
+    asyncio.run(scenario())
+
+
+def test_the_heartbeat_of_an_ended_run_is_taken_back() -> None:
+    async def scenario() -> None:
+        store, server = MemoryStore(), Server()
+        reader = HeartbeatReader(store, "run")
+        async with beating(store, server, interval_s=0.03):
+            await until(lambda: "r-1" in reader.poll())
+            server.now = status([1], state="finished")
+            await until(lambda: reader.poll() == {})
+
+    asyncio.run(scenario())
+
+
+class ReadOnlyStore(MemoryStore):
+    writes = 0
+
+    def overwrite(self, key: str, data: Payload) -> str:
+        self.writes += 1
+        raise StoreDenied("AccessDenied: s3:PutObject")
+
+
+def test_a_read_only_bucket_is_asked_once_and_reported() -> None:
+    async def scenario() -> None:
+        store, server = ReadOnlyStore(), Server()
+        async with beating(store, server, interval_s=0.02) as heart:
+            await until(lambda: heart.fault is not None)
+            await asyncio.sleep(0.1)
+            assert store.writes == 1
+            assert "s3:PutObject" in str(heart.fault)
+
+    asyncio.run(scenario())

@@ -1,0 +1,140 @@
+"""Says in the bucket that this server is there and what it serves, for proxies that look it up.
+
+One process per server writes: one small object per running run, now and then, and soon after its
+list of ready versions changed. Where the bucket is read-only for this server, it says so once and
+serves on: heartbeats are a help, not a condition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from adapter_bucket.errors import BucketError, StoreDenied
+from adapter_bucket.heartbeat import Heartbeat, remove_heartbeat, write_heartbeat
+from adapter_bucket.manifest import RunState
+from adapter_bucket.status import ReplicaStatus
+from adapter_bucket.store import Store
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 15.0
+"""Seconds between heartbeats without news; a reader calls the server gone after three of them."""
+SETTLE_S = 1.0
+"""Least seconds between two heartbeats, so that a burst of versions costs one write."""
+DENIED_PAUSE_S = 600.0
+"""After a refusal for want of permission: somebody may grant it."""
+GOODBYE_S = 2.0
+"""Longest delay of the server's end by taking its heartbeats back."""
+
+
+class Heart:
+    """Writes the heartbeats of one server. Owns its sequence numbers."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        replica_id: str,
+        url: str,
+        status: Callable[[], ReplicaStatus],
+        executor: Executor,
+        interval_s: float = INTERVAL_S,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        self._store = store
+        self._replica_id = replica_id
+        self._url = url
+        self._status = status
+        self._executor = executor
+        self._interval_s = interval_s
+        self._settle_s = settle_s
+        self._sequence = 0
+        self._alive: set[str] = set()
+        self._denied_until = 0.0
+        self._news = asyncio.Event()
+        self._last_said: object = None
+        self.fault: str | None = None
+        """Why the last heartbeat was not written."""
+
+    def notice(self) -> None:
+        """Something changed; a heartbeat follows soon if it concerns one."""
+        said = [(run_id, run.ready, run.error) for run_id, run in self._status().runs.items()]
+        if said != self._last_said:
+            self._last_said = said
+            self._news.set()
+
+    async def beat(self) -> None:
+        """Write heartbeats until cancelled, then take them back."""
+        try:
+            while True:
+                await self.write()
+                await asyncio.sleep(self._settle_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, self._interval_s - self._settle_s)):
+                        await self._news.wait()
+                self._news.clear()
+        finally:
+            self._say_goodbye()
+
+    async def write(self) -> None:
+        """Write one heartbeat per running run; take back those of runs that have ended."""
+        if time.monotonic() < self._denied_until:
+            return
+        status = self._status()
+        running = {r for r, run in status.runs.items() if run.state == RunState.RUNNING.value}
+        self._sequence += 1
+        beats = [self._heartbeat(run_id, status) for run_id in sorted(running)]
+        ended = sorted(self._alive - running)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._executor, self._send, beats, ended)
+        except BucketError as error:
+            self._note(error)
+        else:
+            self.fault = None
+            self._alive = running
+
+    def _send(self, beats: list[Heartbeat], ended: list[str]) -> None:
+        for beat in beats:
+            write_heartbeat(self._store, beat)
+        for run_id in ended:
+            remove_heartbeat(self._store, run_id, self._replica_id)
+
+    def _heartbeat(self, run_id: str, status: ReplicaStatus) -> Heartbeat:
+        own = status.runs[run_id]
+        ready = [name for name in status.ready if name.rpartition("-v")[0] == run_id]
+        return Heartbeat(
+            run_id=run_id,
+            replica_id=self._replica_id,
+            url=self._url,
+            sequence=self._sequence,
+            interval_s=self._interval_s,
+            written_at=time.time(),
+            status=status.model_copy(update={"runs": {run_id: own}, "ready": ready}),
+        )
+
+    def _note(self, error: BucketError) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if text != self.fault:
+            logger.warning("no heartbeat: %s", text)
+        self.fault = text
+        if isinstance(error, StoreDenied):
+            self._denied_until = time.monotonic() + DENIED_PAUSE_S
+
+    def _say_goodbye(self) -> None:
+        # A thread that nobody waits for longer than this: an absent bucket must not hold the
+        # server's end up, and a reader notices the silence anyway.
+        def take_back() -> None:
+            with contextlib.suppress(BucketError):
+                self._send([], sorted(self._alive))
+
+        if self._alive:
+            thread = threading.Thread(target=take_back, name="bucket-lora-goodbye", daemon=True)
+            thread.start()
+            thread.join(GOODBYE_S)

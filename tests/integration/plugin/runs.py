@@ -13,6 +13,8 @@ from adapter_bucket.publish import RunWriter
 from adapter_bucket.store import Payload
 from tests.integration.plugin.tiny_model import base_ref, make_adapter, true_logprobs
 
+MadeAdapter = tuple[bytes, dict[str, Any]]
+
 
 class DamagingStore(FileStore):
     """Flips one bit of every weights file it writes, while told to."""
@@ -82,6 +84,21 @@ class TestRun:
             dtype="float32",
         )
         return self.name(version)
+
+    def make(self, version: int) -> MadeAdapter:
+        """Make a version's adapter ahead of time."""
+        return make_adapter(self._base, version)
+
+    def publish_made(self, version: int, made: MadeAdapter) -> None:
+        weights, config = made
+        self.writer.publish(
+            version,
+            step=version,
+            weights=weights,
+            adapter_config=config,
+            rank=config["r"],
+            dtype="float32",
+        )
 
     def publish_damaged(self, version: int) -> str:
         """Publish an adapter whose object never had the bytes that the manifest promises."""

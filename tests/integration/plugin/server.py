@@ -51,6 +51,9 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def get(self, path: str, *, key: str = API_KEY) -> Any:
+        return json.loads(self.text(path, key=key))
+
+    def text(self, path: str, *, key: str = API_KEY) -> str:
         return _send(urllib.request.Request(f"http://127.0.0.1:{self.port}{path}"), key)
 
     def post(self, path: str, body: dict[str, Any], *, key: str = API_KEY) -> Any:
@@ -58,7 +61,7 @@ class Server:
             f"http://127.0.0.1:{self.port}{path}", data=json.dumps(body).encode(), method="POST"
         )
         request.add_header("Content-Type", "application/json")
-        return _send(request, key)
+        return json.loads(_send(request, key))
 
     def kill(self) -> None:
         """Kill every process of the server, as a machine that is taken away does."""
@@ -147,7 +150,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _send(request: urllib.request.Request, key: str) -> Any:
+def _send(request: urllib.request.Request, key: str) -> str:
     request.add_header("Authorization", f"Bearer {key}")
     with urllib.request.urlopen(request, timeout=60) as response:
-        return json.loads(response.read())
+        body: bytes = response.read()
+        return body.decode()

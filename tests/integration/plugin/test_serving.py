@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import urllib.error
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load, save
 
 from adapter_bucket.base_model import BaseModelRef
+from adapter_bucket.file_store import FileStore
+from adapter_bucket.heartbeat import HeartbeatReader
 from adapter_bucket.status import ReadyState
 from tests.integration.plugin.conftest import FirstLife, RunMaker
 from tests.integration.plugin.server import Server
@@ -16,9 +21,17 @@ from tests.integration.plugin.tiny_model import make_adapter
 
 pytestmark = pytest.mark.slow
 
+
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100]
 LOGPROB_TOLERANCE = 1e-3
 WAIT_S = 20.0
+
+
+def _wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def assert_serves_truth(server: Server, run: Any, version: int) -> None:
@@ -68,7 +81,33 @@ def test_a_version_outside_the_window_is_retired_and_answers_404(
     about = server.status(run.name(1)).adapter
     assert about is not None
     assert about.state is ReadyState.RETIRED
-    assert_not_served(server, run.name(1))
+    assert "AdapterRetiredError" in assert_not_served(server, run.name(1))
+
+
+def test_a_request_that_is_ahead_of_the_server_waits_for_its_version(
+    server: Server, new_run: RunMaker
+) -> None:
+    run = new_run("ahead")
+    for version in (1, 2, 3):
+        run.publish(version)
+        assert_serves_truth(server, run, version)
+
+
+def test_the_server_is_found_in_the_bucket_and_in_its_metrics(
+    server: Server, new_run: RunMaker, bucket: Path
+) -> None:
+    run = new_run("seen")
+    server.status(run.publish(1), wait_s=WAIT_S)
+    reader = HeartbeatReader(FileStore(bucket), "seen")
+    _wait_until(
+        lambda: any(s.heartbeat.status.ready == ["seen-v1"] for s in reader.poll().values())
+    )
+    beat = next(iter(reader.poll().values())).heartbeat
+    assert beat.url == f"http://127.0.0.1:{server.port}"
+    assert beat.replica_id == server.status().replica_id
+    page = server.text("/metrics")
+    assert 'bucket_lora_newest_ready_version{run="seen"} 1.0' in page
+    assert "bucket_lora_load_seconds_bucket" in page
 
 
 @pytest.mark.parametrize("name", ["truth-v99", "truth-v0", "no-such-run-v1", "truth"])
@@ -76,11 +115,14 @@ def test_an_unknown_name_never_reaches_the_base_model(server: Server, name: str)
     assert_not_served(server, name)
 
 
-def assert_not_served(server: Server, name: str) -> None:
+def assert_not_served(server: Server, name: str) -> str:
+    """Check that a request is answered 404; return the body."""
     with pytest.raises(urllib.error.HTTPError) as caught:
         server.generate(name, PROMPT)
     with caught.value as error:
         assert error.code == 404
+        body: str = error.read().decode()
+    return body
 
 
 @pytest.mark.parametrize(

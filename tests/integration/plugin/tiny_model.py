@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save as save_tensors
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, logging
 
 from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
+
+logging.disable_progress_bar()
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VOCAB = 320
@@ -74,6 +76,18 @@ def true_logprobs(base: Path, adapter: Path | None, tokens: list[int]) -> list[f
     with torch.no_grad():
         logprobs = torch.log_softmax(model(ids).logits[0].float(), dim=-1)
     return [float(logprobs[i, token]) for i, token in enumerate(tokens[1:])]
+
+
+def true_tokens(base: Path, adapter: Path, prompt: list[int], count: int) -> list[int]:
+    """Greedy continuation of ``prompt``, by transformers and peft in float32."""
+    model = PeftModel.from_pretrained(
+        Qwen2ForCausalLM.from_pretrained(base, dtype=torch.float32), adapter
+    )
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
 
 
 def _tokenizer() -> Any:

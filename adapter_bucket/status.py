@@ -21,6 +21,15 @@ NEED_PARAM = "need"
 MAX_WAIT_S = 30.0
 """Longest long-poll a server grants, whatever the client asks: below usual gateway limits."""
 
+
+def slots_needed(window: int) -> int:
+    """Adapter slots (``--max-loras``) a replica needs for a run: its window and the next version.
+
+    The next version is loaded before the oldest one is retired, so that nothing pauses.
+    """
+    return window + 1
+
+
 _WIRE = ConfigDict(frozen=True, extra="allow")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 _COLOURS = {"replica-1": "cyan", "replica-2": "magenta", "proxy": "blue", "trainer": "green"}
 
@@ -53,9 +54,9 @@ class Display:
 
     def note(self, name: str, text: str) -> None:
         """Show a line with its prefix."""
-        colour = _COLOURS.get(name, "yellow")
-        self.console.print(f"[{colour}]{name:>9} │[/] ", end="", highlight=False, soft_wrap=True)
-        self.console.print(text[:_WIDTH], markup=False, highlight=False, soft_wrap=True)
+        line = Text(f"{name:>9} │ ", style=_COLOURS.get(name, "yellow"))
+        line.append(text[:_WIDTH], style="default")
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def start_training(self) -> None:
         """Start the clock of the bar."""

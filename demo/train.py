@@ -44,8 +44,10 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
         "num_generations": 8,
         "max_completion_length": MAX_COMPLETION_TOKENS,
         "max_staleness": MAX_STALENESS,
-        "max_inflight_tasks": 64,
-        "queue_maxsize": 64,
+        # Little in flight and in the queue: on two cores rollouts are faster than training, and
+        # what waits grows stale.
+        "max_inflight_tasks": 32,
+        "queue_maxsize": 32,
         "token_budget": 0,
         "vllm_server_base_url": options.server,
         "weight_sync_timeout": 120,

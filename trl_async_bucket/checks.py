@@ -11,7 +11,7 @@ from typing import Any
 from adapter_bucket.base_model import BaseModelRef, mismatch
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.servable import servable_faults
-from adapter_bucket.status import ReplicaStatus
+from adapter_bucket.status import ReplicaStatus, slots_needed
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values vLLM accepts for ``--max-lora-rank``. Source: ``vllm.config.lora.MaxLoRARanks``."""
@@ -61,11 +61,13 @@ def check_replicas(
                 f"replica {url} was started with --max-lora-rank {replica.max_lora_rank}, but the "
                 f"adapter has rank {rank}. Start it with --max-lora-rank {_round_rank(rank)}"
             )
-        if replica.max_loras < window:
+        needed = slots_needed(window)
+        if replica.max_loras < needed:
             raise ConfigError(
                 f"replica {url} was started with --max-loras {replica.max_loras}, but "
-                f"max_staleness={window - 2} needs {window} versions ready at once. Start it with "
-                f"--max-loras {window}, or lower max_staleness to {replica.max_loras - 2}"
+                f"max_staleness={window - 2} needs {needed} adapter slots ({window} versions ready "
+                f"and the next one). Start it with --max-loras {needed}, or lower max_staleness to "
+                f"{replica.max_loras - (needed - window) - 2}"
             )
 
 

@@ -67,11 +67,12 @@ class BucketSyncFields:
         },
     )
     bucket_max_lag: int = field(
-        default=2,
+        default=-1,
         metadata={
             "help": "How many versions the newest snapshot may be ahead of the newest ready "
-            "version before the trainer waits. Lag adds to staleness, so keep it below "
-            "`max_staleness`."
+            "version before the trainer waits. Lag is staleness that every new rollout starts "
+            "with. -1 means `max_staleness - 1`, at least 1: one version below where all rollouts "
+            "would be dropped."
         },
     )
     bucket_keep_every: int = field(
@@ -101,6 +102,8 @@ class BucketSyncFields:
             raise ConfigError(
                 "weight_sync='bucket' needs bucket_url: s3://bucket/prefix or file:///dir"
             )
+        if self.bucket_max_lag == -1:
+            self.bucket_max_lag = max(max_staleness - 1, 1)
         if self.bucket_max_lag < 1:
             raise ConfigError(f"bucket_max_lag={self.bucket_max_lag} must be at least 1")
         if self.bucket_max_lag > max(max_staleness, 1):
@@ -126,8 +129,6 @@ class AsyncGRPOConfig(BucketSyncFields, TrlAsyncGRPOConfig):  # type: ignore[mis
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weight_sync == "bucket" and self.max_staleness < 1 and self.bucket_max_lag == 2:
-            self.bucket_max_lag = 1
         self.check_bucket_fields(max_staleness=self.max_staleness, output_dir=self.output_dir)
 
 

@@ -23,7 +23,7 @@ MAX_LORAS = 2 * WINDOW
 
 _BIN = Path(sys.executable).parent
 
-# None of the two switches that open vLLM's control routes is set here: the plugin needs neither.
+# Neither of the two switches that open vLLM's control routes is set: the plugin needs none.
 _CPU_VLLM_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -59,8 +59,8 @@ class Server:
             return None
 
 
-def replica_command(model: Path, port: int, bucket: str, *extra: str) -> list[str]:
-    """``vllm serve`` with the plugin, for the demo's model."""
+def serve_command(model: Path, port: int, *extra: str) -> list[str]:
+    """``vllm serve`` for the demo's model on a CPU."""
     return [
         str(_BIN / "vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
         "--max-model-len", "256", "--dtype", "float32", "--enforce-eager",
@@ -69,7 +69,7 @@ def replica_command(model: Path, port: int, bucket: str, *extra: str) -> list[st
         # The trainer compares its own logprobs with these: they must be those of the sampler.
         "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
         "--enable-lora", "--max-lora-rank", str(LORA_RANK), "--max-loras", str(MAX_LORAS),
-        "--plugin", "bucket-lora", "--bucket-lora-url", bucket, *extra,
+        *extra,
     ]  # fmt: skip
 
 
@@ -84,9 +84,19 @@ def start_replica(
 ) -> Server:
     """Start one replica; it is healthy later."""
     port = port or free_port()
-    command = replica_command(model, port, bucket, *extra)
+    plugin = ("--plugin", "bucket-lora", "--bucket-lora-url", bucket)
+    command = serve_command(model, port, *plugin, *extra)
     environment = {**_CPU_VLLM_ENV, **_OFFLINE_ENV, **(env or {})}
     return Server(processes.start(name, command, env=environment), f"http://127.0.0.1:{port}")
+
+
+def start_stock_server(processes: Processes, model: Path) -> Server:
+    """Start vLLM as TRL's own adapter sync wants it: no plugin, both control switches on."""
+    port = free_port()
+    switches = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    environment = {**_CPU_VLLM_ENV, **_OFFLINE_ENV, **switches}
+    child = processes.start("stock", serve_command(model, port), env=environment)
+    return Server(child, f"http://127.0.0.1:{port}")
 
 
 def start_proxy(processes: Processes, replicas: Sequence[Server]) -> Server:

@@ -30,6 +30,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--takeover", action="store_true", help="take over a run marked running")
     parser.add_argument("--ready", default="any", help="any or all")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
+    parser.add_argument("--lora-rank", type=int, default=LORA_RANK, help="rank of the adapter")
     parser.add_argument("--stock", action="store_true", help="TRL's own weight sync")
     return parser.parse_args()
 
@@ -80,7 +81,7 @@ def main() -> None:
         "reward_funcs": letter_share,
         "train_dataset": Dataset.from_list(prompt_rows()),
         "peft_config": LoraConfig(
-            r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear"
+            r=options.lora_rank, lora_alpha=2 * options.lora_rank, target_modules="all-linear"
         ),
     }
     if options.stock:

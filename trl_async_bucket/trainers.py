@@ -115,8 +115,9 @@ class AsyncGRPOTrainer(TrlAsyncGRPOTrainer):  # type: ignore[misc]
         waited_s = bucket.wait_lag(0 if first else None)
         metrics = self._metrics["train"]
         metrics["bucket/snapshot_s"].append(snapshot_s)
-        metrics["bucket/version"].append(float(version))
-        metrics["bucket/lag"].append(float(bucket.lag))
+        # Assigned, not appended: the mean of two version numbers in a log window is neither.
+        metrics["bucket/version"] = [float(version)]
+        metrics["bucket/lag"] = [float(bucket.lag)]
         metrics["bucket/wait_s"].append(waited_s)
         metrics["perf/weight_sync_s"].append(time.perf_counter() - started)
 
@@ -131,8 +132,8 @@ class AsyncGRPOTrainer(TrlAsyncGRPOTrainer):  # type: ignore[misc]
             metrics["bucket/publish_s"].append(record.publish_s)
             metrics["bucket/ready_s"].append(record.ready_s)
             metrics["bucket/bytes"].append(float(record.nbytes))
-            metrics["bucket/ready_version"].append(float(record.version))
-        metrics["bucket/skipped"].append(float(bucket.skipped))
+            metrics["bucket/ready_version"] = [float(record.version)]
+        metrics["bucket/skipped"] = [float(bucket.skipped)]
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         if not self._uses_bucket:

@@ -8,6 +8,7 @@ wrong weights without a word. Here the number comes from the name, so it is the 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import logging
@@ -24,11 +25,18 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
 from adapter_bucket.errors import ConfigError
+from adapter_bucket.layout import WEIGHTS_FILE
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.ports import LoadRefused
 from vllm_bucket_lora.service import Rejection
+from vllm_bucket_lora.worker import PREPARE, PREPARED
 
 logger = logging.getLogger(__name__)
+
+PREPARE_MIN_BYTES = 64 * 1024
+"""Smaller adapters load in about a millisecond: two more calls would cost more than they save."""
+PREPARE_TICK_S, PREPARE_MAX_TICK_S, PREPARE_TICKS = 0.004, 0.05, 200
+"""First and longest pause between two questions whether the files are read, and how many: 10 s."""
 
 Admit = Callable[[str], Awaitable[Rejection | None]]
 """Decides about a request by the adapter it names; ``None`` lets it go on."""
@@ -53,6 +61,7 @@ class VllmLoader:
         self._engine = engine_client
         self._models = models
         self._ours: set[str] = set()
+        self._can_prepare = True
 
     async def load(self, name: str, path: Path) -> None:
         """See ``ports.Loader.load``. Returns once every engine has it in a slot."""
@@ -64,6 +73,7 @@ class VllmLoader:
                     "run id, or another name in --lora-modules or --served-model-name"
                 )
             request = LoRARequest(lora_name=name, lora_int_id=stable_id(name), lora_path=str(path))
+            await self._prepare(request)
             try:
                 # With data parallelism the call goes to every engine, and fails if one does.
                 added = await self._engine.add_lora(request)
@@ -75,6 +85,27 @@ class VllmLoader:
                 raise LoadRefused("vLLM did not add it, and gave no reason; see its log")
             self._models.lora_requests[name] = request
             self._ours.add(name)
+
+    async def _prepare(self, request: LoRARequest) -> None:
+        """Have the workers read the files beside their loop, so that adding is only a copy.
+
+        A help, not a condition: what goes wrong here goes wrong in ``add_lora`` as well, with
+        vLLM's own words, or does no harm.
+        """
+        if not self._can_prepare or _weights_bytes(request) < PREPARE_MIN_BYTES:
+            return
+        name, number, path = request.lora_name, request.lora_int_id, request.lora_path
+        try:
+            await self._engine.collective_rpc(PREPARE, args=(name, number, path))
+            for tick in range(PREPARE_TICKS):
+                await asyncio.sleep(min(PREPARE_TICK_S * (1 + tick), PREPARE_MAX_TICK_S))
+                if all(await self._engine.collective_rpc(PREPARED, args=(number,))):
+                    return
+        except EngineDeadError:
+            raise
+        except Exception:
+            self._can_prepare = False
+            logger.exception("adapters are read inside the engine loop from now on")
 
     async def forget(self, name: str) -> None:
         """See ``ports.Loader.forget``."""
@@ -98,6 +129,10 @@ class VllmLoader:
             # Not worth more than a line: the engine's own LRU frees the slot when it needs one.
             logger.exception("the engine did not free the slot of %s", name)
         self._models.lora_resolver_lock.pop(name, None)
+
+
+def _weights_bytes(request: LoRARequest) -> int:
+    return (Path(request.lora_path) / WEIGHTS_FILE).stat().st_size
 
 
 def describe_server(vllm_config: Any, base_model: str) -> Served:

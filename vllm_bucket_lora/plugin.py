@@ -43,9 +43,9 @@ def register() -> None:
     if arguments is not None:
         _add_flags_to(arguments.EngineArgs)
     if os.environ.get(SESSION_ENV):
-        from vllm_bucket_lora.worker import install_module_check
+        from vllm_bucket_lora.worker import install
 
-        install_module_check()
+        install()
 
 
 def _add_flags_to(engine_args: Any) -> None:

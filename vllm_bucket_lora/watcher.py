@@ -133,7 +133,7 @@ class Watcher:
         self._woken.clear()
         await self._discover()
         await self._poll()
-        self._decide()
+        await self._decide()
         tried = await self._load_next()
         await self._retire()
         await self._shelf.reap()
@@ -177,12 +177,17 @@ class Watcher:
             if changed:
                 self._on_change()
 
-    def _decide(self) -> None:
+    async def _decide(self) -> None:
         """Give the slots to runs. Only the leader does, or processes could disagree for ever."""
         if self._group.leader:
-            demands = [run.demand(self._clock()) for run in self.runs.values()]
-            asked = [demand for demand in demands if demand is not None]
-            new = admit(asked, self._served.max_loras, self.admission.running)
+            new = self._admit()
+            if new.refused.keys() - self.admission.refused.keys():
+                # A refusal ends a trainer's start. The runs that hold the slots may have ended
+                # since they were last looked at, so look before refusing.
+                for run_id in new.running:
+                    self.runs[run_id].due_at = 0.0
+                await self._poll()
+                new = self._admit()
         else:
             new = self._group.leaders_admission() or self.admission
         if new == self.admission:
@@ -192,6 +197,11 @@ class Watcher:
                 logger.warning("run %s is not served: %s", run_id, reason)
         self.admission = new
         self._on_change()
+
+    def _admit(self) -> Admission:
+        demands = [run.demand(self._clock()) for run in self.runs.values()]
+        asked = [demand for demand in demands if demand is not None]
+        return admit(asked, self._served.max_loras, self.admission.running)
 
     async def _load_next(self) -> bool:
         choice = self._choose()

@@ -1,38 +1,93 @@
-"""vLLM's worker side: refuse an adapter whose module names the served model does not have.
+"""vLLM's worker side: adapters are read beside the engine loop, and checked against the model.
 
-vLLM compares only the last part of a module's name with what the model knows. An adapter with a
-wrong prefix loads without an error, changes nothing, and the server answers as the base model.
+Installed by the general plugin in every process that runs a model. Two faults of vLLM are worked
+around here. It parses an adapter's files inside the engine loop, so that every request waits. And
+it compares only the last part of a module's name with what the model knows: an adapter with a wrong
+prefix loads without an error, changes nothing, and the server answers as the base model.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from vllm_bucket_lora.config import SESSION_ENV
 
+logger = logging.getLogger(__name__)
 
-def install_module_check() -> None:
-    """Wrap ``WorkerLoRAManager._load_adapter`` for adapters of this server's bucket. Idempotent.
+PREPARE = "bucket_lora_prepare"
+PREPARED = "bucket_lora_prepared"
+"""Names of the worker methods that the API server calls."""
 
-    To be removed once vLLM itself refuses an adapter of which it applies only a part.
+_MAX_PREPARED = 4
+"""Adapters kept between reading and loading; more are leftovers of loads that never came."""
+
+_prepared: dict[int, Future[Any]] = {}
+# One thread for ever: each new thread that uses torch would start a pool of threads of its own.
+_thread = ThreadPoolExecutor(1, thread_name_prefix="bucket-lora-prepare")
+
+
+def install() -> None:
+    """Wrap ``WorkerLoRAManager._load_adapter``, add two worker methods. Idempotent.
+
+    To be removed once vLLM reads adapters outside its loop, and refuses one of which it applies
+    only a part. Neither holds for 0.31.
     """
     from vllm.lora.worker_manager import WorkerLoRAManager
+    from vllm.v1.worker.worker_base import WorkerBase
 
     original = WorkerLoRAManager._load_adapter
     if getattr(original, "_bucket_lora", False):
         return
 
+    def read(manager: Any, request: Any) -> Any:
+        lora = original(manager, request)
+        if request.lora_path.startswith(os.environ[SESSION_ENV]):
+            check_modules(lora.loras, manager._adapter_manager)
+        return lora
+
     @functools.wraps(original)
     def _load_adapter(self: Any, lora_request: Any) -> Any:
-        lora = original(self, lora_request)
-        if lora_request.lora_path.startswith(os.environ[SESSION_ENV]):
-            check_modules(lora.loras, self._adapter_manager)
-        return lora
+        ready = _prepared.pop(lora_request.lora_int_id, None)
+        if ready is not None and ready.exception() is None:
+            return ready.result()
+        return read(self, lora_request)  # fails again, if it did, with vLLM's own error
+
+    def prepare(self: Any, name: str, number: int, path: str) -> None:
+        manager = self.model_runner.lora_manager
+        if number in _prepared or number in manager.list_adapters():
+            return
+        while len(_prepared) >= _MAX_PREPARED:
+            _prepared.pop(next(iter(_prepared)))
+        _prepared[number] = _thread.submit(build, manager, read, name, number, path)
+
+    def prepared(self: Any, number: int) -> bool:
+        return number not in _prepared or _prepared[number].done()
 
     _load_adapter._bucket_lora = True  # type: ignore[attr-defined]
     WorkerLoRAManager._load_adapter = _load_adapter
+    setattr(WorkerBase, PREPARE, prepare)
+    setattr(WorkerBase, PREPARED, prepared)
+
+
+def build(manager: Any, read: Any, name: str, number: int, path: str) -> Any:
+    """Read an adapter and merge its packed modules: what needs no place in the engine loop.
+
+    vLLM merges once more while adding the adapter, and finds nothing left to do. For mixtures of
+    experts it would find something, so there the merge is left to vLLM.
+    """
+    import torch
+    from vllm.lora.request import LoRARequest
+
+    if manager.device.type == "cuda":
+        torch.cuda.set_device(manager.device)  # else pinning memory opens a context on device 0
+    lora = read(manager, LoRARequest(lora_name=name, lora_int_id=number, lora_path=path))
+    if not manager._adapter_manager._is_moe:
+        manager._adapter_manager._create_merged_loras_inplace(lora)
+    return lora
 
 
 def check_modules(adapter_modules: Any, manager: Any) -> None:

@@ -47,7 +47,7 @@ def test_a_killed_server_comes_back_with_exactly_the_window(
 ) -> None:
     assert server.status(first_life.run.name(2), wait_s=WAIT_S).adapter is not None
     expected = [first_life.run.name(version) for version in (2, 3, 4)]
-    assert first_life.ready == expected
+    assert [name for name in first_life.ready if name.startswith("first-life")] == expected
     status = server.status()
     assert [name for name in status.ready if name.startswith("first-life")] == expected
     left = {path.name for path in cache_dir.iterdir()} & set(first_life.sessions)

@@ -236,6 +236,21 @@ def test_a_new_run_takes_the_slot_of_a_finished_one(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_run_that_starts_right_after_another_ended_is_not_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        old = claim(store, "old", window=SERVED.max_loras - 1)
+        publish(old, 1)
+        async with watching(store, tmp_path, poll_s=60.0) as bench:  # "old" is not polled again
+            await bench.until(lambda: bench.ready("old") == [1])
+            old.close(RunState.FINISHED)
+            publish(claim(store, "new", window=SERVED.max_loras - 1), 1)
+            await bench.until(lambda: "new" in bench.watcher.admission.keep)
+            assert bench.watcher.admission.refused == {}
+
+    asyncio.run(scenario())
+
+
 def test_runs_outside_the_pattern_are_not_followed(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = MemoryStore()

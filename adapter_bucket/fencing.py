@@ -105,6 +105,14 @@ class Ownership:
             return
         raise StoreUnavailable(f"{self._key} in {self._store.url} keeps changing; try again")
 
+    def confirm(self) -> None:
+        """Read the manifest and check that it is still this writer's.
+
+        Raises:
+            FencedError: it is not.
+        """
+        self._adopt()
+
     def _adopt(self) -> None:
         """Read what is there: an earlier write of ours whose answer was lost, or another writer."""
         run_id = self.manifest.run_id

@@ -68,7 +68,7 @@ def collect(
     before = store.now() - older_than_s
     infos = [info for info in store.scan(run_prefix(run_id)) if info.modified_at < before]
     dead = _dead(infos, found.manifest)
-    garbage = Garbage([info.key for info in dead], sum(info.size for info in dead))
+    garbage = Garbage(sorted(info.key for info in dead), sum(info.size for info in dead))
     if not dry_run:
         store.delete(garbage.keys)
         garbage.leftovers = store.sweep(run_prefix(run_id), older_than_s=older_than_s)

@@ -7,13 +7,14 @@ writes, a reader sees the old manifest or the new one, and every version it name
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
+
+from pydantic import ValidationError
 
 from adapter_bucket.adapter_files import adapter_faults, canonical_config
 from adapter_bucket.base_model import BaseModelRef
@@ -33,12 +34,12 @@ from adapter_bucket.layout import (
     file_key,
     parse_version_key,
 )
-from adapter_bucket.manifest import FileEntry, Manifest, RunState, VersionEntry
+from adapter_bucket.manifest import Manifest, RunState, VersionEntry, brief
 from adapter_bucket.retention import dead_versions, split
 from adapter_bucket.servable import servable_faults
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Payload, Store
-from adapter_bucket.upload import put_version
+from adapter_bucket.upload import describe, put_version
 
 __all__ = ["RunWriter", "canonical_config"]
 
@@ -182,20 +183,27 @@ class RunWriter:
         check_version(version)
         config = canonical_config(adapter_config)
         files: dict[str, Payload] = {CONFIG_FILE: config, WEIGHTS_FILE: weights}
-        entry = VersionEntry(
-            version=version,
-            step=step,
-            created_at=self._clock(),
-            files={name: _describe(data) for name, data in files.items()},
-            rank=rank,
-            dtype=dtype,
-            adapter_config=json.loads(config),
-            probe=None if probe is None else dict(probe),
-        )
+        try:
+            entry = VersionEntry(
+                version=version,
+                step=step,
+                created_at=self._clock(),
+                files={name: describe(data) for name, data in files.items()},
+                rank=rank,
+                dtype=dtype,
+                adapter_config=json.loads(config),
+                probe=None if probe is None else dict(probe),
+            )
+        except ValidationError as error:
+            raise ConfigError(f"version {version} cannot be published: {brief(error)}") from None
         self._check_order(entry)
         if self._check:
             _check_adapter(entry, weights)
-        put_version(self._store, self.manifest.run_id, version, files)
+        try:
+            put_version(self._store, self.manifest.run_id, version, files)
+        except IntegrityError:
+            self._owner.confirm()  # the objects may be the new owner's: then that is the news
+            raise
         dropped: list[VersionEntry] = []
 
         def add(manifest: Manifest) -> Manifest:
@@ -287,7 +295,3 @@ def _check_adapter(entry: VersionEntry, weights: Payload) -> None:
     )
     if faults:
         raise IntegrityError(f"version {entry.version} is not published: {'; '.join(faults)}")
-
-
-def _describe(data: Payload) -> FileEntry:
-    return FileEntry(size=memoryview(data).nbytes, sha256=hashlib.sha256(data).hexdigest())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from adapter_bucket.errors import IntegrityError, PreconditionFailed
 from adapter_bucket.layout import ADAPTER_FILES, WEIGHTS_FILE, file_key
+from adapter_bucket.manifest import FileEntry
 from adapter_bucket.store import Payload, Store, StoredObject
 
 IN_ORDER_BYTES = 64 * 1024**2
@@ -36,6 +38,11 @@ def put_version(store: Store, run_id: str, version: int, files: Mapping[str, Pay
         futures = [pool.submit(put, name) for name in files]
     for future in futures:
         future.result()
+
+
+def describe(data: Payload) -> FileEntry:
+    """Size and digest of a file, as the manifest promises them."""
+    return FileEntry(size=memoryview(data).nbytes, sha256=hashlib.sha256(data).hexdigest())
 
 
 def _put(store: Store, key: str, data: Payload) -> None:

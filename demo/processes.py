@@ -126,7 +126,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _pump(child: Child, stream: IO[str]) -> None:
-    with child.log_path.open("a") as log:
+    with stream, child.log_path.open("a") as log:
         for line in stream:
             log.write(line)
             log.flush()

@@ -5,8 +5,21 @@ from __future__ import annotations
 import secrets
 
 from adapter_bucket.base_model import BaseModelRef, mismatch
-from adapter_bucket.errors import ConfigError, FencedError, PreconditionFailed, StoreUnavailable
-from adapter_bucket.fencing import Found, Ownership, claim_epoch, next_epoch, read_manifest
+from adapter_bucket.errors import (
+    BucketError,
+    ConfigError,
+    FencedError,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from adapter_bucket.fencing import (
+    Found,
+    Ownership,
+    claim_epoch,
+    next_epoch,
+    read_manifest,
+    withdraw_claims,
+)
 from adapter_bucket.layout import manifest_key
 from adapter_bucket.manifest import FORMAT_VERSION, Manifest, RunState, Writer, encode
 from adapter_bucket.signing import SigningKeys
@@ -32,6 +45,33 @@ def claim_run(
 
         prepare_writer(store)
     token = secrets.token_hex(16)
+    try:
+        return _claim(
+            store,
+            run_id,
+            mine=Writer(id=writer_id, epoch=1, token=token),
+            base_model=base_model,
+            window=window,
+            takeover=takeover,
+            signing=signing,
+        )
+    except BucketError:
+        if not store.conditional_writes:
+            withdraw_claims(store, run_id, token=token)  # it would fence the writer that won
+        raise
+
+
+def _claim(
+    store: Store,
+    run_id: str,
+    *,
+    mine: Writer,
+    base_model: BaseModelRef,
+    window: int,
+    takeover: bool,
+    signing: SigningKeys,
+) -> Ownership:
+    token = mine.token or ""
     seen_epoch: int | None = None
     for _ in range(_ATTEMPTS):
         found = read_manifest(store, run_id, signing)
@@ -46,7 +86,7 @@ def claim_run(
         epoch = next_epoch(store, found.manifest if found else None, run_id)
         if not store.conditional_writes:
             claim_epoch(store, run_id, epoch=epoch, token=token)
-        mine = Writer(id=writer_id, epoch=epoch, token=token)
+        mine = mine.model_copy(update={"epoch": epoch})
         wanted = (
             _first(run_id, base_model, mine, window)
             if found is None

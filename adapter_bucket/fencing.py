@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from adapter_bucket.errors import (
+    BucketError,
     ConfigError,
     FencedError,
     IntegrityError,
@@ -180,3 +182,10 @@ def claim_epoch(store: Store, run_id: str, *, epoch: int, token: str) -> None:
             f"run {run_id!r} in {store.url} was claimed by another writer just now (epoch "
             f"{highest[0]}); choose another run id"
         )
+
+
+def withdraw_claims(store: Store, run_id: str, *, token: str) -> None:
+    """Remove the claims of a writer that did not get the run."""
+    with suppress(BucketError):
+        keys = [(key, parse_epoch_key(key)) for key in store.list(epochs_prefix(run_id))]
+        store.delete([key for key, claim in keys if claim is not None and claim[1] == token])

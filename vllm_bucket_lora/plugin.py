@@ -17,6 +17,7 @@ import sys
 from typing import Any
 
 from adapter_bucket.errors import BucketError, ConfigError, UnsupportedUpstream
+from adapter_bucket.signing import SigningKeys
 from adapter_bucket.stores import open_store
 from vllm_bucket_lora.config import OPTIONS, PLUGIN_NAME, SESSION_ENV, resolve_options
 from vllm_bucket_lora.session import create_session, remove_session
@@ -124,6 +125,7 @@ def activate(args: argparse.Namespace) -> None:
     # vLLM only logs an endpoint plugin that cannot be imported, and serves without it.
     importlib.import_module("vllm_bucket_lora.endpoints")
     resolve_options(args)
+    SigningKeys.from_env()
     open_store(args.bucket_lora_url)
     allow_endpoint_plugin()
     session = create_session(args.bucket_lora_cache_dir)

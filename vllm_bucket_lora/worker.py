@@ -36,6 +36,7 @@ def install() -> None:
     To be removed once vLLM reads adapters outside its loop, and refuses one of which it applies
     only a part. Neither holds for 0.31.
     """
+    from vllm.distributed import get_pp_group
     from vllm.lora.worker_manager import WorkerLoRAManager
     from vllm.v1.worker.worker_base import WorkerBase
 
@@ -45,7 +46,8 @@ def install() -> None:
 
     def read(manager: Any, request: Any) -> Any:
         lora = original(manager, request)
-        if request.lora_path.startswith(os.environ[SESSION_ENV]):
+        ours = request.lora_path.startswith(os.environ[SESSION_ENV])
+        if ours and get_pp_group().world_size == 1:  # else this worker has some layers only
             check_modules(lora.loras, manager._adapter_manager)
         return lora
 
@@ -98,10 +100,6 @@ def check_modules(adapter_modules: Any, manager: Any) -> None:
     Raises:
         ValueError: some have no counterpart; the message names the first ones.
     """
-    from vllm.distributed import get_pp_group
-
-    if get_pp_group().world_size > 1:
-        return  # this worker has some of the layers only
     known = set(manager.modules)
     for parts in manager.packed_modules.values():  # qkv_proj: q_proj, k_proj, v_proj
         known.update(parts)

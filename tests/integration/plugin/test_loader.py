@@ -1,0 +1,128 @@
+"""Loading through vLLM's interfaces, with an engine client that only records."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_bucket_lora.ports import LoadRefused
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # importing vLLM meets deprecations inside torch
+    from vllm_bucket_lora.engine import PREPARE_MIN_BYTES, VllmLoader, stable_id
+
+pytestmark = pytest.mark.slow
+
+
+class FakeClient:
+    """The part of vLLM's engine client that the loader uses."""
+
+    def __init__(self, *, fails: str | None = None, added: bool = True) -> None:
+        self.calls: list[str] = []
+        self.output_processor = SimpleNamespace(request_states={})
+        self._fails = fails
+        self._added = added
+
+    async def add_lora(self, request: Any) -> bool:
+        self.calls.append(f"add {request.lora_name}")
+        if self._fails:
+            raise ValueError(self._fails)
+        return self._added
+
+    async def remove_lora(self, number: int) -> bool:
+        self.calls.append("remove")
+        return True
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[bool]:
+        self.calls.append(method)
+        return [True]
+
+
+def models(**requests: Any) -> Any:
+    return SimpleNamespace(
+        lora_requests=dict(requests),
+        lora_resolver_lock=defaultdict(asyncio.Lock),
+        is_base_model=lambda name: name == "base-v1",
+    )
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    return tmp_path
+
+
+def test_the_number_of_an_adapter_follows_from_its_name_alone() -> None:
+    assert stable_id("run-v1") == 2592252217516416951
+    numbers = {stable_id(f"run-v{version}") for version in range(10_000)}
+    assert len(numbers) == 10_000
+    assert all(2**61 <= number < 2**62 for number in numbers)
+
+
+def test_a_loaded_adapter_is_registered_and_a_forgotten_one_is_not(adapter: Path) -> None:
+    async def scenario() -> None:
+        table = models()
+        loader = VllmLoader(FakeClient(), table)
+        await loader.load("run-v1", adapter)
+        assert table.lora_requests["run-v1"].lora_int_id == stable_id("run-v1")
+        await loader.load("run-v1", adapter)
+        await loader.forget("run-v1")
+        assert table.lora_requests == {}
+
+    asyncio.run(scenario())
+
+
+def test_large_adapters_are_read_beside_the_loop_first(adapter: Path) -> None:
+    async def scenario() -> None:
+        (adapter / "adapter_model.safetensors").write_bytes(b"x" * PREPARE_MIN_BYTES)
+        client = FakeClient()
+        await VllmLoader(client, models()).load("run-v1", adapter)
+        assert client.calls == ["bucket_lora_prepare", "bucket_lora_prepared", "add run-v1"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [(FakeClient(fails="rank 99"), "rank 99"), (FakeClient(added=False), "did not add")],
+)
+def test_what_the_engine_rejects_is_refused_and_not_registered(
+    adapter: Path, client: FakeClient, said: str
+) -> None:
+    async def scenario() -> None:
+        table = models()
+        with pytest.raises(LoadRefused, match=said):
+            await VllmLoader(client, table).load("run-v1", adapter)
+        assert table.lora_requests == {}
+
+    asyncio.run(scenario())
+
+
+def test_names_that_others_own_are_left_alone(adapter: Path) -> None:
+    async def scenario() -> None:
+        table = models(**{"static-v1": "theirs"})
+        loader = VllmLoader(FakeClient(), table)
+        for name in ("static-v1", "base-v1"):
+            with pytest.raises(LoadRefused, match="is taken"):
+                await loader.load(name, adapter)
+        await loader.forget("static-v1")
+        assert table.lora_requests == {"static-v1": "theirs"}
+
+    asyncio.run(scenario())
+
+
+def test_requests_in_flight_are_counted_by_name() -> None:
+    client = FakeClient()
+    client.output_processor.request_states = {
+        "1": SimpleNamespace(lora_name="run-v1"),
+        "2": SimpleNamespace(lora_name="run-v1"),
+        "3": SimpleNamespace(lora_name=None),
+    }
+    loader = VllmLoader(client, models())
+    assert (loader.in_flight("run-v1"), loader.in_flight("run-v2")) == (2, 0)

@@ -56,6 +56,7 @@ def test_the_oldest_version_leaves_when_its_successor_is_ready(tmp_path: Path) -
         writer = claim(store, window=2)
         publish(writer, 1)
         async with watching(store, tmp_path) as bench:
+            await bench.until(lambda: bench.ready() == [1])
             for version in (2, 3):
                 publish(writer, version)
                 await bench.until(lambda v=version: v in bench.ready())  # type: ignore[misc]

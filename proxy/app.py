@@ -17,6 +17,7 @@ from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType
 from bucket_lora_proxy.forward import Forwarder
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.replicas import Fleet, Replica
+from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.upstream import Origin, Pool
 from bucket_lora_proxy.watcher import Watcher
 from starlette.applications import Starlette
@@ -44,6 +45,7 @@ class Deps:
 
     config: ProxyConfig
     fleet: Fleet
+    router: Router
     watcher: Watcher
     metrics: Metrics
 
@@ -65,12 +67,14 @@ def build_deps(config: ProxyConfig) -> Deps:
     fleet = Fleet(
         Replica(
             origin,
+            slot=slot,
             data=pool(origin, config.max_connections),
             control=pool(origin, CONTROL_CONNECTIONS),
         )
-        for origin in config.replicas
+        for slot, origin in enumerate(config.replicas)
     )
-    return Deps(config, fleet, Watcher(fleet, config), Metrics(fleet))
+    router = Router(len(config.replicas))
+    return Deps(config, fleet, router, Watcher(fleet, router.index, config), Metrics(fleet))
 
 
 def create_app(deps: Deps) -> ASGIApp:
@@ -99,7 +103,7 @@ def create_app(deps: Deps) -> ASGIApp:
     )
     return Gate(
         Doorkeeper(config.tokens),
-        generation=Forwarder(config, admission, deps.watcher, deps.metrics),
+        generation=Forwarder(config, admission, deps.router, deps.watcher, deps.metrics),
         control=control,
         control_paths=frozenset(path for path, _ in get),
     )

@@ -118,3 +118,7 @@ class ProtocolFault(UpstreamError):
 
 class UpstreamTimeout(UpstreamError):
     """No byte arrived within the limit."""
+
+
+class AnswerTooLarge(UpstreamError):
+    """The answer is above the limit for collected answers."""

@@ -16,6 +16,7 @@ from bucket_lora_proxy.admission import RETRY_AFTER_S, Admission
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.disconnect import CancelOnDisconnect
 from bucket_lora_proxy.errors import (
+    AnswerTooLarge,
     ApiError,
     ClientGone,
     ConnectFailed,
@@ -27,9 +28,10 @@ from bucket_lora_proxy.errors import (
 )
 from bucket_lora_proxy.headers import for_client, for_upstream
 from bucket_lora_proxy.metrics import Metrics
+from bucket_lora_proxy.prefix import Hasher, Prompt
 from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.request_body import read_envelope, receive_body
-from bucket_lora_proxy.routing import choose
+from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.upstream import Response
 from bucket_lora_proxy.watcher import Watcher
 from starlette.types import Receive, Scope, Send
@@ -52,6 +54,7 @@ class Job:
     headers: Headers
     body: bytes
     model: str | None
+    prompt: Prompt
     send: Send
     started: bool = False
     """Something of an answer has been handed to the client's connection."""
@@ -66,13 +69,19 @@ class Forwarder:
     """
 
     def __init__(
-        self, config: ProxyConfig, admission: Admission, watcher: Watcher, metrics: Metrics
+        self,
+        config: ProxyConfig,
+        admission: Admission,
+        router: Router,
+        watcher: Watcher,
+        metrics: Metrics,
     ) -> None:
         self._config = config
+        self._router = router
+        self._hasher = Hasher()
         self._admission = admission
         self._watcher = watcher
         self._metrics = metrics
-        self._turn = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -82,13 +91,25 @@ class Forwarder:
             ClientGone: the client left.
         """
         config = self._config
+        if scope["http_version"] == "1.0":
+            # Its streams end with the connection: a cut one could not be told from a whole one.
+            raise ApiError(505, ErrorType.BAD_REQUEST, "generations need HTTP/1.1")
         headers: Headers = scope["headers"]
         body = await receive_body(
             receive, headers, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s
         )
         begun = time.perf_counter()
         envelope = read_envelope(body)
-        job = Job(scope["path"].encode(), for_upstream(headers), body, envelope.model, send)
+        job = Job(
+            target=scope["path"].encode(),
+            headers=for_upstream(headers),
+            body=body,
+            model=envelope.model,
+            prompt=self._hasher.prompt(
+                envelope.model, envelope.content(), envelope.decode_tokens()
+            ),
+            send=send,
+        )
         try:
             async with CancelOnDisconnect(receive):
                 status = await self._serve(job)
@@ -106,24 +127,26 @@ class Forwarder:
         fault: UpstreamError | None = None
         while len(tried) < self._config.max_attempts:
             candidates = await self._admission.candidates(job.model, retry=bool(tried))
-            self._turn += 1
-            replica = choose(candidates, tried=tried, turn=self._turn)
-            if replica is None:
+            choice = self._router.pick(candidates, job.prompt, tried=tried)
+            if choice is None:
                 break
+            replica = choice.replica
             tried.append(replica)
             others = any(candidate not in tried for candidate in candidates)
             last = not others or len(tried) == self._config.max_attempts
+            self._metrics.routed(choice.outcome, job.prompt.tokens, choice.matched_tokens)
             replica.in_flight += 1
             try:
-                status = await self._attempt(job, replica, last=last)
+                with self._router.working(choice, job.prompt):
+                    status = await self._attempt(job, replica, last=last)
             except UpstreamError as error:
                 fault = error
                 self._note(replica, error)
                 if job.started:
                     log.warning("stream of %s aborted: %s", job.model, error)
                     return "aborted"
-                if isinstance(error, UpstreamTimeout):
-                    break  # elsewhere it would take as long, and the client has waited enough
+                if isinstance(error, UpstreamTimeout | AnswerTooLarge):
+                    break  # elsewhere it would be the same
             else:
                 if status is not None:
                     return status
@@ -190,7 +213,7 @@ class Forwarder:
 
     def _note(self, replica: Replica, error: UpstreamError) -> None:
         self._metrics.retries.labels(type(error).__name__).inc()
-        if not isinstance(error, UpstreamTimeout):
+        if not isinstance(error, UpstreamTimeout | AnswerTooLarge):
             self._watcher.failed(replica, str(error))
 
     def _gave_up(self, job: Job, tried: list[Replica], fault: UpstreamError | None) -> ApiError:

@@ -58,6 +58,21 @@ class Metrics:
             ["cause"],
             registry=self.registry,
         )
+        self._routed = Counter(
+            f"{prefix}routed",
+            "Routing decisions: hit (the replica holds at least half of the prompt), spill "
+            "(another one does, but is overloaded), new (none does)",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._prompt_tokens = Counter(
+            f"{prefix}prompt_tokens", "Prompt tokens sent", registry=self.registry
+        )
+        self._matched_tokens = Counter(
+            f"{prefix}matched_prompt_tokens",
+            "Prompt tokens that the replica is taken to have in its prefix cache",
+            registry=self.registry,
+        )
         self.disconnects = Counter(
             f"{prefix}client_disconnects",
             "Generations cancelled because the client left",
@@ -74,6 +89,12 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def routed(self, outcome: str, prompt_tokens: int, matched_tokens: int) -> None:
+        """Count one decision."""
+        self._routed.labels(outcome).inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._matched_tokens.inc(matched_tokens)
 
     def page(self) -> bytes:
         """The exposition of everything."""

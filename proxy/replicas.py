@@ -36,12 +36,14 @@ class Replica:
 
     Args:
         origin: its address.
+        slot: its number in the router's index.
         data: connections for generations.
         control: connections for everything else, so that a full data pool cannot hide a replica.
     """
 
-    def __init__(self, origin: Origin, *, data: Pool, control: Pool) -> None:
+    def __init__(self, origin: Origin, *, slot: int, data: Pool, control: Pool) -> None:
         self.origin = origin
+        self.slot = slot
         self.data = data
         self.control = control
         self.up = False
@@ -53,6 +55,8 @@ class Replica:
         self.ready: frozenset[str] = frozenset()
         """Adapters that a generation may name here."""
         self.in_flight = 0
+        self.outstanding = 0.0
+        """Tokens it still has to compute for the generations it was given."""
         self.faults = 0
         """Failures seen so far; an answer to a question asked before the last one is void."""
         self.answers = 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType, Headers
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive
+
+EXPECTED_DECODE_TOKENS = 512
+"""What a completion is taken to need where its limit allows more: most end long before it."""
 
 
 class Envelope(BaseModel):
@@ -18,7 +22,20 @@ class Envelope(BaseModel):
     """
 
     model: str | None = None
-    stream: bool | None = None
+    prompt: Any = None
+    messages: Any = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+
+    def content(self) -> object:
+        """What the prefix cache is keyed by: the prompt, or the chat messages."""
+        return self.prompt if self.prompt is not None else self.messages
+
+    def decode_tokens(self) -> int:
+        """Tokens the request is expected to produce."""
+        limit = self.max_completion_tokens or self.max_tokens or EXPECTED_DECODE_TOKENS
+        return max(0, min(limit, EXPECTED_DECODE_TOKENS)) * max(1, self.n or 1)
 
 
 def read_envelope(body: bytes) -> Envelope:

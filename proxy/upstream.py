@@ -16,7 +16,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from bucket_lora_proxy.connection import Connection
-from bucket_lora_proxy.errors import BodyCut, ConnectFailed, Headers, NoResponse, ProtocolFault
+from bucket_lora_proxy.errors import AnswerTooLarge, BodyCut, ConnectFailed, Headers, NoResponse
 
 from adapter_bucket.errors import ConfigError
 
@@ -96,8 +96,8 @@ class Response:
         """The whole body.
 
         Raises:
-            ProtocolFault: it is larger than ``max_bytes``.
-            BodyCut, UpstreamTimeout: it did not arrive.
+            AnswerTooLarge: it is larger than ``max_bytes``.
+            BodyCut, ProtocolFault, UpstreamTimeout: it did not arrive.
         """
         parts: list[bytes] = []
         size = 0
@@ -105,7 +105,7 @@ class Response:
             parts.append(chunk)
             size += len(chunk)
             if size > max_bytes:
-                raise ProtocolFault(f"{self._pool.origin.url}: answer above {max_bytes} bytes")
+                raise AnswerTooLarge(f"{self._pool.origin.url}: answer above {max_bytes} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.errors import ProtocolFault, UpstreamError
+from bucket_lora_proxy.prefix import BLOCK_TOKENS
+from bucket_lora_proxy.prefix_index import PrefixIndex
 from bucket_lora_proxy.replicas import Fleet, Model, Replica
 from pydantic import ValidationError
 
+from adapter_bucket.layout import parse_adapter_name
 from adapter_bucket.status import (
     ADAPTER_PARAM,
     STATUS_PATH,
@@ -43,11 +47,15 @@ MAX_AWAITED = 32
 """Adapters asked about with long-polls at the same time; others are seen by the plain watch."""
 
 
+_CACHE_INFO = "vllm:cache_config_info{"
+
+
 class Watcher:
     """Owns the tasks. ``run`` is a context manager around the life of the proxy."""
 
-    def __init__(self, fleet: Fleet, config: ProxyConfig) -> None:
+    def __init__(self, fleet: Fleet, index: PrefixIndex, config: ProxyConfig) -> None:
         self._fleet = fleet
+        self._index = index
         self._config = config
         self._interest: dict[str, int] = {}
         self._asking: dict[str, list[asyncio.Task[None]]] = {}
@@ -90,6 +98,7 @@ class Watcher:
 
     def failed(self, replica: Replica, reason: str) -> None:
         """Take a replica out of rotation because it failed somebody."""
+        self._index.drop_slot(replica.slot)
         if replica.mark_down(reason):
             log.warning("replica %s left the rotation: %s", replica.url, reason)
         self._fleet.notify()
@@ -145,8 +154,25 @@ class Watcher:
                 len(replica.ready),
                 kind,
             )
+            self._index.set_capacity(replica.slot, await self._cache_blocks(replica))
         if changed:
+            self._forget_retired()
             self._fleet.notify()
+
+    async def _cache_blocks(self, replica: Replica) -> int | None:
+        """Prefix blocks that the replica can cache, from its metrics; ``None`` if it won't say."""
+        try:
+            code, body = await self._get(replica, "/metrics")
+        except UpstreamError:
+            return None
+        return cache_blocks(body.decode(errors="replace")) if code == 200 else None
+
+    def _forget_retired(self) -> None:
+        """Drop the blocks of adapters that no replica in rotation serves any more."""
+        served = {name for replica in self._fleet.up() for name in replica.ready}
+        for name in self._index.names() - served:
+            if parse_adapter_name(name) is not None and not self._fleet.serving(name):
+                self._index.drop_name(name)
 
     async def _get(
         self, replica: Replica, target: str, *, extra_s: float = 0.0
@@ -195,6 +221,15 @@ def parse_models(body: bytes) -> list[Model]:
         return [Model(id=str(card["id"]), parent=card.get("parent")) for card in document["data"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"/v1/models answered something else: {error!r}") from error
+
+
+def cache_blocks(page: str) -> int | None:
+    """Size of a vLLM prefix cache in blocks of 16 tokens, from its metrics page."""
+    line = next((line for line in page.splitlines() if line.startswith(_CACHE_INFO)), "")
+    found = dict(re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', line))
+    if len(found) < 2:
+        return None
+    return int(found["block_size"]) * int(found["num_gpu_blocks"]) // BLOCK_TOKENS or None
 
 
 def _first_line(error: Exception) -> str:

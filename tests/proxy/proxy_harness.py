@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,9 @@ from bucket_lora_proxy.server import Server
 from bucket_lora_proxy.upstream import Origin
 
 from tests.proxy.stand_in import StandIn
+
+ANSWER_S = 10.0
+"""A proxy that is silent for so long hangs."""
 
 
 @dataclass
@@ -62,7 +65,8 @@ class Client:
 
     async def event(self) -> Any:
         while (event := self._h11.next_event()) is h11.NEED_DATA:
-            self._h11.receive_data(await self.reader.read(65536))
+            async with asyncio.timeout(ANSWER_S):
+                self._h11.receive_data(await self.reader.read(65536))
         return event
 
     async def answer(self) -> Answer:
@@ -135,6 +139,17 @@ class Proxy:
 
     def in_flight(self) -> list[int]:
         return [replica.in_flight for replica in self.deps.fleet.replicas]
+
+    def outstanding(self) -> list[float]:
+        return [replica.outstanding for replica in self.deps.fleet.replicas]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Wait until the condition holds, looking often. For what tells nobody when it changes."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "the condition never held"
+        await asyncio.sleep(0.01)
 
 
 class Harness:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.proxy.proxy_harness import Harness
+from tests.proxy.proxy_harness import Harness, until
 from tests.proxy.stand_in import StandIn
 
 pytestmark = pytest.mark.anyio
@@ -46,23 +46,61 @@ async def test_a_request_without_model_is_served_by_the_base_model(harness: Harn
     assert (await proxy.generate(None)).status == 200
 
 
-async def test_the_least_loaded_replica_is_chosen(harness: Harness) -> None:
-    release = asyncio.Event()
+async def test_a_replica_that_is_behind_gets_less(harness: Harness) -> None:
     slow, quick = await harness.replicas(2, "run-v1")
 
-    async def hold(received: object, writer: asyncio.StreamWriter) -> None:
-        await release.wait()
+    async def take_time(received: object, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
-    slow.behaviour = hold
-    quick.behaviour = None
+    slow.behaviour = take_time
     proxy = await harness.proxy(slow, quick)
-    held = [asyncio.create_task(proxy.generate("run-v1")) for _ in range(2)]
-    await asyncio.sleep(0.1)
-    for _ in range(5):
-        assert (await proxy.generate("run-v1")).json()["served_by"] == quick.port
-    release.set()
-    assert [answer.status for answer in await asyncio.gather(*held)] == [200, 200]
+    prompts = iter(range(200))
+
+    async def one_after_another() -> None:
+        for prompt in prompts:
+            assert (await proxy.generate("run-v1", prompt=[prompt])).status == 200
+
+    await asyncio.gather(*(one_after_another() for _ in range(16)))
+    assert len(quick.generations) > 2 * len(slow.generations)
+
+
+async def test_rollouts_of_one_prompt_share_a_replica_and_prompts_are_spread(
+    harness: Harness,
+) -> None:
+    replicas = await harness.replicas(3, "run-v1")
+    proxy = await harness.proxy(*replicas)
+    served = {}
+    for group in range(6):
+        ids = list(range(group * 1000, group * 1000 + 200))
+        answers = [await proxy.generate("run-v1", prompt=ids, max_tokens=64) for _ in range(8)]
+        ports = {answer.json()["served_by"] for answer in answers}
+        assert len(ports) == 1
+        served[group] = ports.pop()
+    assert sorted(list(served.values()).count(replica.port) for replica in replicas) == [2, 2, 2]
+    page = (await proxy.get("/metrics")).body.decode()
+    assert 'bucket_lora_proxy_routed_total{outcome="hit"} 42.0' in page
+    assert 'bucket_lora_proxy_routed_total{outcome="new"} 6.0' in page
+    assert proxy.outstanding() == [0, 0, 0]
+
+
+async def test_blocks_of_a_lost_replica_and_of_a_retired_version_are_forgotten(
+    harness: Harness,
+) -> None:
+    first, second = await harness.replicas(2, "run-v1", "run-v2")
+    proxy = await harness.proxy(first, second)
+    index = proxy.deps.router.index
+    for _ in range(2):
+        for name in ("run-v1", "run-v2"):
+            for number in range(2):
+                await proxy.generate(name, prompt=[number] * 160)
+    assert index.names() == {"run-v1", "run-v2"}
+    first.ready.discard("run-v1")
+    second.ready.discard("run-v1")
+    await until(lambda: index.names() == {"run-v2"})
+    await first.stop()
+    await until(lambda: index.blocks(0) == 0)
+    assert index.blocks(1) > 0
 
 
 async def test_a_request_is_held_until_its_version_becomes_ready(harness: Harness) -> None:

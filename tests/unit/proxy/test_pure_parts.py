@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import pytest
 from bucket_lora_proxy.auth import Doorkeeper
@@ -10,27 +9,10 @@ from bucket_lora_proxy.errors import ApiError, ErrorType
 from bucket_lora_proxy.headers import for_client, for_upstream
 from bucket_lora_proxy.readiness import on_fleet, on_replica
 from bucket_lora_proxy.request_body import read_envelope
-from bucket_lora_proxy.routing import choose
 from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import parse_models
 
 from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus, RunStatus
-
-
-@dataclass(eq=False)
-class Loaded:
-    in_flight: int
-
-
-def test_the_least_loaded_untried_candidate_is_chosen() -> None:
-    one, two, three = Loaded(2), Loaded(1), Loaded(1)
-    fleet = [one, two, three]
-    assert choose(fleet, tried=[], turn=0) is two
-    assert choose(fleet, tried=[], turn=2) is three
-    assert choose(fleet, tried=[two], turn=0) is three
-    assert choose(fleet, tried=[two, three], turn=0) is one
-    assert choose(fleet, tried=fleet, turn=0) is two
-    assert choose([], tried=[], turn=5) is None
 
 
 def status(**runs: RunStatus) -> ReplicaStatus:
@@ -134,20 +116,32 @@ def test_an_origin_keeps_prefix_port_and_authority() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "model", "stream"),
+    ("body", "model"),
     [
-        (b"{}", None, None),
-        (b'{"model": null, "stream": false}', None, False),
-        (b'{"model": "a\\u0062", "stream": true}', "ab", True),
-        (b'{"prompt": {"model": "x"}, "model": "y"}', "y", None),
-        (json.dumps({"prompt": '{"model": "x"}', "model": "y"}).encode(), "y", None),
+        (b"{}", None),
+        (b'{"model": null, "stream": false}', None),
+        (b'{"model": "a\\u0062", "stream": true}', "ab"),
+        (b'{"prompt": {"model": "x"}, "model": "y"}', "y"),
+        (json.dumps({"prompt": '{"model": "x"}', "model": "y"}).encode(), "y"),
     ],
 )
-def test_the_envelope_is_read_from_the_top_level_only(
-    body: bytes, model: str | None, stream: bool | None
-) -> None:
-    envelope = read_envelope(body)
-    assert (envelope.model, envelope.stream) == (model, stream)
+def test_the_model_is_read_from_the_top_level_only(body: bytes, model: str | None) -> None:
+    assert read_envelope(body).model == model
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, 512),
+        ({"max_tokens": 16}, 16),
+        ({"max_completion_tokens": 32, "max_tokens": 16}, 32),
+        ({"max_tokens": 100_000}, 512),
+        ({"max_tokens": 16, "n": 4}, 64),
+        ({"max_tokens": -5, "n": 0}, 0),
+    ],
+)
+def test_expected_decode_tokens_are_bounded(fields: dict[str, int], tokens: int) -> None:
+    assert read_envelope(json.dumps(fields).encode()).decode_tokens() == tokens
 
 
 def test_one_authorization_field_with_a_known_token_opens_the_door() -> None:

@@ -1,0 +1,137 @@
+"""Which replica holds which prefix: a model of the replicas' caches, fed by what was sent to them.
+
+Memory is bounded: per replica there are at most as many blocks as it can cache, and the least
+recently used go first. Within a chain the last block goes first, as in vLLM, so a replica that
+holds a block holds all blocks before it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from bucket_lora_proxy.prefix import Prompt
+
+DEFAULT_BLOCKS = 16_384
+"""Capacity taken for a replica that does not tell its own: 262,144 tokens."""
+
+MAX_BLOCKS = 65_536
+"""Largest capacity that is modelled, about 15 MB a replica. More cache only means more hits than
+predicted."""
+
+
+class PrefixIndex:
+    """Replicas are numbered by *slot*; sets of them are bit masks.
+
+    Blocks are kept apart by model name: a retired version goes in one step, and eviction takes the
+    name that was used least recently first.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._holders: dict[str, dict[int, int]] = {}
+        self._recency: list[OrderedDict[str, OrderedDict[int, None]]] = [
+            OrderedDict() for _ in range(slots)
+        ]
+        self._count = [0] * slots
+        self._capacity = [DEFAULT_BLOCKS] * slots
+
+    def blocks(self, slot: int) -> int:
+        """How many blocks a replica is taken to hold."""
+        return self._count[slot]
+
+    def names(self) -> set[str]:
+        """Model names of which any replica holds a block."""
+        return set(self._holders)
+
+    def set_capacity(self, slot: int, blocks: int | None) -> None:
+        """Set how many blocks a replica can cache; ``None`` if it is not known."""
+        self._capacity[slot] = min(blocks or DEFAULT_BLOCKS, MAX_BLOCKS)
+        self._evict(slot)
+
+    def matched(self, prompt: Prompt, slots: list[int]) -> list[int]:
+        """How many blocks of the prompt each of the replicas holds, in the order of ``slots``."""
+        found = [0] * len(slots)
+        holders = self._holders.get(prompt.name)
+        if holders:
+            for chain in prompt.chains:
+                self._match(holders, chain, slots, found)
+        return found
+
+    @staticmethod
+    def _match(
+        holders: dict[int, int], chain: tuple[int, ...], slots: list[int], found: list[int]
+    ) -> None:
+        if not chain:
+            return
+        whole = holders.get(chain[-1], 0)  # the whole chain, as the last block is the first to go
+        open_ = 0
+        for position, slot in enumerate(slots):
+            if whole >> slot & 1:
+                found[position] += len(chain)
+            else:
+                open_ |= 1 << slot
+        for length, block in enumerate(chain):
+            still = holders.get(block, 0) & open_
+            if still != open_:
+                lost = open_ & ~still
+                for position, slot in enumerate(slots):
+                    if lost >> slot & 1:
+                        found[position] += length
+                open_ = still
+            if not open_:
+                return
+
+    def add(self, slot: int, prompt: Prompt) -> None:
+        """The replica has been sent this prompt, so it will hold its blocks."""
+        bit = 1 << slot
+        holders = self._holders.setdefault(prompt.name, {})
+        names = self._recency[slot]
+        recency = names.get(prompt.name)
+        if recency is None:
+            recency = names[prompt.name] = OrderedDict()
+        names.move_to_end(prompt.name)
+        before = len(recency)
+        for chain in prompt.chains:
+            for block in reversed(chain):
+                if block in recency:
+                    recency.move_to_end(block)
+                else:
+                    recency[block] = None
+                    holders[block] = holders.get(block, 0) | bit
+        self._count[slot] += len(recency) - before
+        if self._count[slot] > self._capacity[slot]:
+            self._evict(slot)
+
+    def _evict(self, slot: int) -> None:
+        bit = 1 << slot
+        names = self._recency[slot]
+        while self._count[slot] > self._capacity[slot]:
+            name, recency = next(iter(names.items()))
+            holders = self._holders[name]
+            while recency and self._count[slot] > self._capacity[slot]:
+                block, _ = recency.popitem(last=False)
+                self._count[slot] -= 1
+                _take(holders, block, bit)
+            if not recency:
+                del names[name]
+                if not holders:
+                    del self._holders[name]
+
+    def drop_slot(self, slot: int) -> None:
+        """The replica has restarted, or left: it holds nothing."""
+        capacity, self._capacity[slot] = self._capacity[slot], 0
+        self._evict(slot)
+        self._capacity[slot] = capacity
+
+    def drop_name(self, name: str) -> None:
+        """The version is retired: nobody will ask for its blocks again."""
+        self._holders.pop(name, None)
+        for slot, names in enumerate(self._recency):
+            self._count[slot] -= len(names.pop(name, ()))
+
+
+def _take(holders: dict[int, int], block: int, bit: int) -> None:
+    left = holders[block] & ~bit
+    if left:
+        holders[block] = left
+    else:
+        del holders[block]

@@ -14,8 +14,8 @@ from adapter_bucket.status import STATUS_PATH, ReplicaStatus
 from demo.processes import Child, Processes, free_port
 from demo.train import LORA_RANK, MAX_STALENESS
 
-REPLICA_START_S = 240.0
-"""vLLM's CPU build takes 30 to 75 s from start to healthy on two cores."""
+REPLICA_START_S = 400.0
+"""vLLM takes 30 to 75 s to be healthy on two free cores, and minutes on busy ones."""
 
 WINDOW = MAX_STALENESS + 2
 MAX_LORAS = 2 * WINDOW

@@ -27,8 +27,9 @@ from bucket_lora_proxy.router import Choice, Router
 PROMPTS = 1460
 ROLLOUTS = 8
 TEMPLATE_TOKENS = 23
-CACHE_BLOCKS = 12_000
-"""Per replica: 192,000 tokens."""
+CACHE_BLOCKS = 24_000
+"""Per replica: 384,000 tokens. With half of it, 384 conversations of three turns do not fit into
+two replicas, and no router can reach the bound."""
 STEP_S = 0.012
 STEP_PER_REQUEST_S = 0.00006
 PREFILL_TOKEN_S = 0.00002
@@ -107,6 +108,8 @@ def simulate(*, replicas: int, in_flight: int, turns: int, order: str, seed: int
     """Run one load to its end."""
     rng = random.Random(seed)
     router = Router(replicas)
+    for slot in range(replicas):
+        router.index.set_capacity(slot, CACHE_BLOCKS)
     hasher = Hasher()
     fleet = [Simulated(slot) for slot in range(replicas)]
     waiting = conversations(turns, rng, order)

@@ -16,8 +16,8 @@ from adapter_bucket.errors import ConfigError, IntegrityError
 from adapter_bucket.safetensors_header import DTYPE_NAMES, Tensor, parse_header
 from adapter_bucket.store import Payload
 
-MAX_CONFIG_BYTES = 256 * 1024
-"""The config travels inside the manifest, once per kept version."""
+MAX_CONFIG_BYTES = 64 * 1024
+"""The config travels inside the manifest, once per kept version. 900 full module paths fit."""
 
 _KEY = re.compile(
     r"base_model\.model\.(?P<module>[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\.lora_(?P<side>[AB])\.weight\Z"

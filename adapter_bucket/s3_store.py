@@ -22,7 +22,15 @@ from adapter_bucket.errors import (
 from adapter_bucket.s3_calls import Deadline, S3Calls
 from adapter_bucket.s3_errors import NotModifiedAnswer
 from adapter_bucket.s3_settings import S3Settings, parse_s3_url
-from adapter_bucket.s3_transfer import abort_upload, body_of, download, read_body, upload_parts
+from adapter_bucket.s3_transfer import (
+    abort_upload,
+    body_of,
+    download,
+    etag_of,
+    head_of,
+    read_body,
+    upload_parts,
+)
 from adapter_bucket.store import NOT_MODIFIED, NotModified, ObjectInfo, Payload, StoredObject
 
 if TYPE_CHECKING:
@@ -190,7 +198,7 @@ class S3Store:
 
         def call(client: S3Client, deadline: Deadline) -> StoredObject:
             response = client.get_object(Bucket=self._bucket, Key=self._key(key), **condition)
-            length = response["ContentLength"]
+            etag, length = head_of(response, key)
             if max_bytes is not None and length > max_bytes:
                 response["Body"].close()
                 raise IntegrityError(f"{key} has {length} bytes, more than {max_bytes}")
@@ -198,15 +206,16 @@ class S3Store:
             read_body(
                 response["Body"], sink, length=length, limit=length, deadline=deadline, subject=key
             )
-            return StoredObject(sink.getvalue(), response["ETag"])
+            return StoredObject(sink.getvalue(), etag)
 
         return self._calls.run(key, call, size_bytes=max_bytes or 0)
 
     def _put(self, key: str, data: Payload, **condition: Any) -> str:
         def call(client: S3Client, _: Deadline) -> str:
-            return client.put_object(
+            response = client.put_object(
                 Bucket=self._bucket, Key=self._key(key), Body=body_of(data), **condition
-            )["ETag"]
+            )
+            return etag_of(response, key)
 
         return self._calls.run(key, call, size_bytes=memoryview(data).nbytes)
 
@@ -219,8 +228,11 @@ class S3Store:
 
     def _head_etag(self, key: str) -> str:
         return self._calls.run(
-            key, lambda client, _: client.head_object(Bucket=self._bucket, Key=self._key(key))
-        )["ETag"]
+            key,
+            lambda client, _: etag_of(
+                client.head_object(Bucket=self._bucket, Key=self._key(key)), key
+            ),
+        )
 
     def _list_once(self) -> ListObjectsV2OutputTypeDef:
         return self._calls.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +70,27 @@ def body_of(data: Payload) -> bytes | IO[Any]:
     return cast("IO[Any]", ViewBody(data))  # reads, seeks and tells like one
 
 
+def head_of(response: Mapping[str, Any], subject: str) -> tuple[str, int]:
+    """ETag and length from a response's headers.
+
+    Raises:
+        CutBody: a header is missing: the connection broke within the headers, which Python's HTTP
+            client passes off as a complete answer.
+    """
+    etag, length = response.get("ETag"), response.get("ContentLength")
+    if not isinstance(etag, str) or not isinstance(length, int):
+        raise CutBody(f"{subject}: the answer's headers are not complete")
+    return etag, length
+
+
+def etag_of(response: Mapping[str, Any], subject: str) -> str:
+    """ETag of a write's answer; see ``head_of``."""
+    etag = response.get("ETag")
+    if not isinstance(etag, str):
+        raise CutBody(f"{subject}: the answer's headers are not complete")
+    return etag
+
+
 class _Sink(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
@@ -129,13 +150,13 @@ def download(calls: S3Calls, settings: S3Settings, key: str, path: Path, *, size
         def call(client: S3Client, deadline: Deadline) -> None:
             if whole:
                 response = client.get_object(Bucket=settings.bucket, Key=full)
-                total = response["ContentLength"]
+                _, total = head_of(response, key)
             else:
                 response = client.get_object(
                     Bucket=settings.bucket, Key=full, Range=f"bytes={start}-{start + length - 1}"
                 )
                 total = int(response.get("ContentRange", f"/{size}").rpartition("/")[2])
-            if total != size or response["ContentLength"] != length:
+            if total != size or head_of(response, key)[1] != length:
                 response["Body"].close()
                 raise IntegrityError(f"{key} has {total} bytes, the manifest says {size}")
             sink = _LocalFile(handle, start)
@@ -200,14 +221,17 @@ def upload_parts(
 
     def part(start: int) -> CompletedPartTypeDef:
         piece, number = view[start : start + settings.part_bytes], start // settings.part_bytes + 1
-        answer = calls.run(
+        etag = calls.run(
             key,
-            lambda client, _: client.upload_part(
-                Bucket=bucket, Key=full, UploadId=upload, PartNumber=number, Body=body_of(piece)
+            lambda client, _: etag_of(
+                client.upload_part(
+                    Bucket=bucket, Key=full, UploadId=upload, PartNumber=number, Body=body_of(piece)
+                ),
+                key,
             ),
             size_bytes=len(piece),
         )
-        return {"PartNumber": number, "ETag": answer["ETag"]}
+        return {"PartNumber": number, "ETag": etag}
 
     try:
         parts = in_parallel(part, range(0, len(view), settings.part_bytes), settings.parallel)

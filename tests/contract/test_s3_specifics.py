@@ -1,0 +1,123 @@
+"""What only S3 has: parts, payloads without copies, capabilities, bounded retries."""
+
+from __future__ import annotations
+
+import logging
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from adapter_bucket import capabilities
+from adapter_bucket.capabilities import Capabilities, prepare_writer, probe
+from adapter_bucket.errors import IntegrityError, ObjectNotFound, PreconditionFailed
+from adapter_bucket.memory_store import MemoryStore
+from adapter_bucket.s3_settings import make_client
+from adapter_bucket.s3_store import S3Store
+from adapter_bucket.store import StoredObject
+from tests.s3_servers import S3Server
+
+MIB = 1024**2
+KEY = "runs/r/adapters/v00000001/adapter_model.safetensors"
+
+
+@pytest.fixture
+def in_parts(s3_server: S3Server) -> S3Store:
+    """A store that sends from 10 MiB on in parts of 5 MiB."""
+    return S3Store(
+        s3_server.settings(s3_server.new_bucket(), multipart_bytes=10 * MIB, part_bytes=5 * MIB)
+    )
+
+
+def test_large_objects_travel_in_parts_both_ways(in_parts: S3Store, tmp_path: Path) -> None:
+    data = bytes(range(256)) * (12 * MIB // 256) + b"the end"
+    etag = in_parts.create(KEY, memoryview(data))
+    assert etag.strip('"').endswith("-3")  # S3 marks an object of three parts so
+    in_parts.download(KEY, tmp_path / "file", size=len(data))
+    assert (tmp_path / "file").read_bytes() == data
+    with pytest.raises(IntegrityError):
+        in_parts.download(KEY, tmp_path / "other", size=len(data) + 1)
+    with pytest.raises(ObjectNotFound):
+        in_parts.download(KEY + "x", tmp_path / "none", size=len(data))
+    assert list(in_parts.list("")) == [KEY]
+
+
+def test_an_upload_in_parts_never_overwrites_and_leaves_no_parts(in_parts: S3Store) -> None:
+    in_parts.create(KEY, b"first")
+    with pytest.raises(PreconditionFailed):
+        in_parts.create(KEY, b"x" * (11 * MIB))
+    found = in_parts.get(KEY)
+    assert isinstance(found, StoredObject)
+    assert found.data == b"first"
+    assert in_parts.sweep("", older_than_s=-60) == 0
+
+
+def test_uploads_that_were_never_completed_are_swept(in_parts: S3Store) -> None:
+    client = make_client(in_parts.settings)
+    client.create_multipart_upload(Bucket=in_parts.settings.bucket, Key=KEY)
+    assert in_parts.sweep("runs/", older_than_s=3600) == 0
+    assert in_parts.sweep("runs/", older_than_s=-60) == 1
+
+
+def test_a_payload_is_not_copied(seaweed_tls: S3Server) -> None:
+    # Over TLS the body is not hashed for the signature; the send buffers are small.
+    store = S3Store(seaweed_tls.settings(seaweed_tls.new_bucket()))
+    data = memoryview(bytearray(16 * MIB))
+    store.create("warm-up", b"x")
+    tracemalloc.start()
+    try:
+        store.create(KEY, data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * MIB
+
+
+def test_a_good_store_has_every_capability(s3_server: S3Server) -> None:
+    store = S3Store(s3_server.settings(s3_server.new_bucket()))
+    found = probe(store)
+    assert found.consequences() == []
+    assert found.conditional_writes
+    assert found.clock_skew_s is not None
+    assert abs(found.clock_skew_s) < 30
+    assert list(store.list("")) == []
+
+
+def test_a_store_without_conditions_is_reported_once_with_the_consequence(
+    seaweed: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = seaweed.settings(seaweed.new_bucket())
+    poor = Capabilities(False, False, False, True, True, False, 120.0)
+    probed: list[object] = []
+
+    def once(store: object) -> Capabilities:
+        probed.append(store)
+        return poor
+
+    monkeypatch.setattr(capabilities, "probe", once)
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        store = S3Store(settings)
+        prepare_writer(store)
+        assert not store.conditional_writes
+    assert len(probed) == 1
+    texts = [record.getMessage() for record in caplog.records if record.name.endswith("ities")]
+    assert len(texts) == 4
+    assert any("only one trainer" in text for text in texts)
+
+
+def test_a_probe_tells_a_store_that_ignores_conditions() -> None:
+    assert not probe(MemoryStore(conditional_writes=False)).conditional_writes
+
+
+def test_read_check_write_still_refuses_what_it_sees(s3_server: S3Server) -> None:
+    store = S3Store(s3_server.settings(s3_server.new_bucket(), conditional_writes="no"))
+    etag = store.create(KEY, b"one")
+    with pytest.raises(PreconditionFailed):
+        store.create(KEY, b"two")
+    second = store.replace(KEY, b"two", etag=etag)
+    with pytest.raises(PreconditionFailed):
+        store.replace(KEY, b"three", etag=etag)
+    store.delete([KEY])
+    with pytest.raises(PreconditionFailed):
+        store.replace(KEY, b"three", etag=second)

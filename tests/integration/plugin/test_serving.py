@@ -70,6 +70,27 @@ def test_every_version_is_served_with_its_own_weights(server: Server, new_run: R
     assert len(generated) == 4, "three versions and the base model must differ"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rank": 1},
+        {"rank": 8, "use_rslora": True},
+        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 4}},
+        {"target_modules": ["o_proj"]},
+        {"target_modules": ["k_proj", "up_proj"]},
+    ],
+    ids=["rank-1", "rslora", "patterns", "one-module", "parts-of-packed-modules"],
+)
+def test_every_kind_of_adapter_that_is_accepted_is_served_truly(
+    server: Server, new_run: RunMaker, request: pytest.FixtureRequest, settings: dict[str, Any]
+) -> None:
+    run = new_run(f"kind-{request.node.callspec.id}")
+    about = server.status(run.publish(1, **settings), wait_s=WAIT_S).adapter
+    assert about is not None
+    assert about.state is ReadyState.READY, about
+    assert_serves_truth(server, run, 1)
+
+
 def test_a_version_outside_the_window_is_retired_and_answers_404(
     server: Server, new_run: RunMaker
 ) -> None:

@@ -124,7 +124,7 @@ class Admission:
 
 def no_replica(fleet: Fleet) -> ApiError:
     """The answer when nothing is in rotation: says of every replica why."""
-    reasons = {replica.url: replica.reason for replica in fleet.replicas if not replica.up}
+    reasons = {r.url: r.why_not for r in fleet.replicas if not r.in_rotation}
     shown = "; ".join(f"{url}: {reason}" for url, reason in list(reasons.items())[:3])
     return ApiError(
         503,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bucket_lora_proxy.admission import Admission
 from bucket_lora_proxy.answers import send_error
 from bucket_lora_proxy.auth import Doorkeeper
+from bucket_lora_proxy.broadcast import Broadcast
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.endpoints import Endpoints
 from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType
@@ -47,6 +48,7 @@ class Deps:
     fleet: Fleet
     router: Router
     watcher: Watcher
+    broadcast: Broadcast
     metrics: Metrics
 
 
@@ -74,38 +76,51 @@ def build_deps(config: ProxyConfig) -> Deps:
         for slot, origin in enumerate(config.replicas)
     )
     router = Router(len(config.replicas))
-    return Deps(config, fleet, router, Watcher(fleet, router.index, config), Metrics(fleet))
+    watcher = Watcher(fleet, router.index, config)
+    broadcast = Broadcast(config, fleet, router, watcher)
+    return Deps(config, fleet, router, watcher, broadcast, Metrics(fleet))
 
 
 def create_app(deps: Deps) -> ASGIApp:
     """The whole proxy as an ASGI app."""
     config = deps.config
-    endpoints = Endpoints(config, deps.fleet, deps.watcher, deps.metrics)
+    endpoints = Endpoints(config, deps.fleet, deps.watcher, deps.broadcast, deps.metrics)
     admission = Admission(deps.fleet, deps.watcher, deps.metrics, wait_s=config.adapter_wait_s)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with deps.watcher.run():
-            yield
+            try:
+                yield
+            finally:
+                await deps.broadcast.close()
 
-    get: list[tuple[str, Callable[[Request], object]]] = [
-        ("/health", endpoints.health),
-        (STATUS_PATH, endpoints.status),
-        ("/v1/models", endpoints.models),
-        ("/metrics", endpoints.metrics),
-        ("/server_info", endpoints.any_replica),
-        ("/get_world_size", endpoints.any_replica),
-    ]
+    routes = {
+        "/health": ("GET", endpoints.health),
+        STATUS_PATH: ("GET", endpoints.status),
+        "/v1/models": ("GET", endpoints.models),
+        "/metrics": ("GET", endpoints.metrics),
+        "/server_info": ("GET", endpoints.any_replica),
+        "/get_world_size": ("GET", endpoints.any_replica),
+    }
+    if config.allow_broadcast:
+        routes |= {
+            "/v1/load_lora_adapter": ("POST", endpoints.load_adapter),
+            "/v1/unload_lora_adapter": ("POST", endpoints.unload_adapter),
+            "/pause": ("POST", endpoints.pause),
+            "/resume": ("POST", endpoints.resume),
+            "/reset_prefix_cache": ("POST", endpoints.reset_prefix_cache),
+        }
     control = Starlette(
-        routes=[Route(path, handler, methods=["GET"]) for path, handler in get],
+        routes=[Route(path, run, methods=[method]) for path, (method, run) in routes.items()],
         lifespan=lifespan,
-        exception_handlers={ApiError: _api_error},
+        exception_handlers={ApiError: _api_error, ClientGone: _client_gone},
     )
     return Gate(
         Doorkeeper(config.tokens),
         generation=Forwarder(config, admission, deps.router, deps.watcher, deps.metrics),
         control=control,
-        control_paths=frozenset(path for path, _ in get),
+        control_methods={path: method for path, (method, _) in routes.items()},
     )
 
 
@@ -114,6 +129,10 @@ async def _api_error(request: Request, error: Exception) -> Response:
         raise error
     headers = {name.decode(): value.decode() for name, value in error.headers()}
     return Response(error.body(), error.status, headers)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody is there to read it
 
 
 class Gate:
@@ -128,12 +147,12 @@ class Gate:
         *,
         generation: Forwarder,
         control: ASGIApp,
-        control_paths: frozenset[str],
+        control_methods: dict[str, str],
     ) -> None:
         self._doorkeeper = doorkeeper
         self._generation = generation
         self._control = control
-        self._control_paths = control_paths
+        self._control_methods = control_methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -158,9 +177,9 @@ class Gate:
             if method != "POST":
                 raise _wrong_method(method, path, "POST")
             await self._generation(scope, receive, send)
-        elif path in self._control_paths:
-            if method not in ("GET", "HEAD"):
-                raise _wrong_method(method, path, "GET")
+        elif allowed := self._control_methods.get(path):
+            if method != allowed and not (method == "HEAD" and allowed == "GET"):
+                raise _wrong_method(method, path, allowed)
             await self._control(scope, receive, send)
         else:
             raise ApiError(

@@ -35,6 +35,13 @@ class ProxyConfig:
     replica_ca: Path | None = None
     """Certificate authorities of the replicas; default: the system's."""
     insecure_public_bind: bool = False
+    allow_broadcast: bool = False
+    """Pass the state-changing calls of stock TRL on to all replicas. Off: they let a client name
+    any path on a replica."""
+    broadcast_wait_s: float = 120.0
+    """How long one such call may take, and how long a mount may lag behind the trainer."""
+    pause_lease_s: float = 600.0
+    """Time after which a paused fleet is resumed by itself: above TRL's own limits for a sync."""
     adapter_wait_s: float = 30.0
     """How long a generation waits for its adapter; covers publish to ready several times over."""
     max_body_bytes: int = 64 * 1024 * 1024
@@ -109,7 +116,14 @@ def check_config(config: ProxyConfig) -> None:
     ):
         if path is not None and not path.is_file():
             raise ConfigError(f"{flag} {path} is not a readable file")
-    for name in ("poll_s", "connect_timeout_s", "control_timeout_s", "response_timeout_s"):
+    for name in (
+        "poll_s",
+        "broadcast_wait_s",
+        "pause_lease_s",
+        "connect_timeout_s",
+        "control_timeout_s",
+        "response_timeout_s",
+    ):
         if getattr(config, name) <= 0:
             raise ConfigError(f"{_flag(name)} is {getattr(config, name)}; it must be above 0")
     for name in ("max_connections", "max_attempts", "min_healthy", "max_body_bytes"):
@@ -177,7 +191,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="listen on a public address without TLS or token",
     )
+    add(
+        "--allow-broadcast",
+        action="store_true",
+        help="pass adapter loads, pause and resume of stock TRL on to all replicas",
+    )
     for name, help_text in (
+        ("broadcast_wait_s", "limit of a broadcast call, and of a mount that lags behind"),
+        ("pause_lease_s", "time after which a paused fleet is resumed"),
         ("adapter_wait_s", "longest wait of a generation for its adapter"),
         ("max_body_bytes", "largest request body"),
         ("max_answer_bytes", "largest answer that is not streamed"),

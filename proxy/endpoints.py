@@ -7,11 +7,13 @@ import json
 import math
 
 from bucket_lora_proxy.admission import no_replica
+from bucket_lora_proxy.broadcast import Broadcast, Reply
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.disconnect import CancelOnDisconnect
-from bucket_lora_proxy.errors import ApiError, ErrorType, UpstreamError
+from bucket_lora_proxy.errors import ApiError, ErrorType, Headers, UpstreamError
 from bucket_lora_proxy.metrics import CONTENT_TYPE, Metrics
 from bucket_lora_proxy.replicas import Fleet, Replica
+from bucket_lora_proxy.request_body import receive_body
 from bucket_lora_proxy.watcher import MAX_CONTROL_BYTES, Watcher
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -27,14 +29,24 @@ from adapter_bucket.status import (
 
 NO_PLUGIN = "the server has no bucket-lora plugin; its adapters are taken from /v1/models"
 
+MAX_CALL_BYTES = 64 * 1024
+CALL_BODY_S = 10.0
+"""Limits of the body of a state-changing call, which is a name and a path."""
+
 
 class Endpoints:
     """One method per route."""
 
     def __init__(
-        self, config: ProxyConfig, fleet: Fleet, watcher: Watcher, metrics: Metrics
+        self,
+        config: ProxyConfig,
+        fleet: Fleet,
+        watcher: Watcher,
+        broadcast: Broadcast,
+        metrics: Metrics,
     ) -> None:
         self._config = config
+        self._broadcast = broadcast
         self._fleet = fleet
         self._watcher = watcher
         self._metrics = metrics
@@ -42,7 +54,7 @@ class Endpoints:
     async def health(self, request: Request) -> Response:
         """200 once ``min_healthy`` replicas are in rotation, else 503; the body counts both."""
         total, up = len(self._fleet.replicas), len(self._fleet.up())
-        reasons = {r.url: r.reason for r in self._fleet.replicas if not r.up}
+        reasons = {r.url: r.why_not for r in self._fleet.replicas if not r.in_rotation}
         document = {
             "status": "ok" if up == total else "degraded" if up else "unhealthy",
             "message": f"{total - up}/{total} servers unhealthy",
@@ -105,6 +117,26 @@ class Endpoints:
             return None
         return [card for card in cards if isinstance(card, dict)] if cards else None
 
+    async def load_adapter(self, request: Request) -> Response:
+        """Load on all replicas or on none."""
+        return _reply(await self._broadcast.load(await _small_body(request)))
+
+    async def unload_adapter(self, request: Request) -> Response:
+        """Unload wherever it is loaded."""
+        return _reply(await self._broadcast.unload(await _small_body(request)))
+
+    async def pause(self, request: Request) -> Response:
+        """Pause all replicas, under a lease."""
+        return _reply(await self._broadcast.pause(request.scope["query_string"]))
+
+    async def resume(self, request: Request) -> Response:
+        """Resume all replicas."""
+        return _reply(await self._broadcast.resume())
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Reset it on all replicas."""
+        return _reply(await self._broadcast.reset_prefix_cache(request.scope["query_string"]))
+
     async def metrics(self, request: Request) -> Response:
         """The proxy's own metrics."""
         return Response(self._metrics.page(), headers={"content-type": CONTENT_TYPE.decode()})
@@ -139,6 +171,18 @@ def common_models(lists: list[list[dict[str, object]]]) -> list[dict[str, object
         numbers = [length for length in lengths if isinstance(length, int)]
         common.append({**card, "max_model_len": min(numbers)} if numbers else card)
     return common
+
+
+def _reply(reply: Reply) -> Response:
+    kind = "application/json" if reply.body.startswith(b"{") else "text/plain"
+    return Response(reply.body, reply.status, media_type=kind)
+
+
+async def _small_body(request: Request) -> bytes:
+    headers: Headers = request.scope["headers"]
+    return await receive_body(
+        request.receive, headers, max_bytes=MAX_CALL_BYTES, timeout_s=CALL_BODY_S
+    )
 
 
 def _need_all(value: str) -> bool:

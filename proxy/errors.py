@@ -27,6 +27,7 @@ class ErrorType(StrEnum):
     NO_REPLICA = "no_replica"
     REPLICA_FAILED = "replica_failed"
     REPLICA_TIMEOUT = "replica_timeout"
+    BROADCAST_FAILED = "broadcast_failed"
     MODELS_DIFFER = "models_differ"
     INTERNAL = "internal"
 

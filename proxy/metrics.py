@@ -30,7 +30,7 @@ class _FleetState(Collector):
             "bucket_lora_proxy_adapters_ready", "Adapters ready on a replica", labels=["replica"]
         )
         for replica in self._fleet.replicas:
-            up.add_metric([replica.url], float(replica.up))
+            up.add_metric([replica.url], float(replica.in_rotation))
             flying.add_metric([replica.url], replica.in_flight)
             ready.add_metric([replica.url], len(replica.ready))
         yield from (up, flying, ready)

@@ -49,6 +49,8 @@ class Replica:
         self.up = False
         self.reason = "not asked yet"
         """Why it is not up."""
+        self.held: str | None = None
+        """Why it gets no generations although it is up; set and cleared by whoever holds it."""
         self.status: ReplicaStatus | None = None
         """Its last status; ``None`` if it is down, or has no bucket-lora plugin."""
         self.base_models: frozenset[str] = frozenset()
@@ -69,9 +71,20 @@ class Replica:
     def url(self) -> str:
         return self.origin.url
 
+    @property
+    def in_rotation(self) -> bool:
+        return self.up and self.held is None
+
+    @property
+    def why_not(self) -> str:
+        """Why it is not in rotation."""
+        return self.reason if not self.up else self.held or ""
+
     def serves(self, model: str | None) -> bool:
         """Whether a generation for this model may be sent here now."""
-        return self.up and (model is None or model in self.ready or model in self.base_models)
+        return self.in_rotation and (
+            model is None or model in self.ready or model in self.base_models
+        )
 
     def mark_down(self, reason: str) -> bool:
         """Take the replica out of rotation and forget what it had. Returns whether it was up."""
@@ -126,6 +139,16 @@ class Replica:
         self._verdicts.pop(name, None)
         self.poke.set()
 
+    def gains(self, name: str) -> None:
+        """It has just loaded this adapter. Status answers that are on their way are void."""
+        self.answers += 1
+        self.ready |= {name}
+
+    def loses(self, name: str) -> None:
+        """It is about to unload this adapter. Status answers that are on their way are void."""
+        self.answers += 1
+        self.ready -= {name}
+
     def view(self, name: str, now: float) -> AdapterStatus:
         """State of one adapter here, as far as it is known."""
         if name in self.ready:
@@ -151,7 +174,7 @@ class Fleet:
 
     def up(self) -> list[Replica]:
         """Replicas in rotation."""
-        return [replica for replica in self.replicas if replica.up]
+        return [replica for replica in self.replicas if replica.in_rotation]
 
     def serving(self, model: str | None) -> list[Replica]:
         """Replicas to which a generation for this model may be sent now."""

@@ -39,6 +39,14 @@ class Received:
         return document
 
 
+PUSHED = {
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/pause",
+    "/resume",
+    "/reset_prefix_cache",
+}
+
 Behaviour = Callable[[Received, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -58,6 +66,12 @@ class StandIn:
     token: str | None = None
     behaviour: Behaviour | None = None
     """What a generation gets; default: a small JSON answer that names this replica."""
+    mounted: set[str] | None = None
+    """Adapter paths this replica can see; ``None``: all."""
+    paused: bool = False
+    push_fails: dict[str, int] = field(default_factory=dict)
+    """Status by path, for calls of stock TRL that fail."""
+    pushed: list[Received] = field(default_factory=list)
     generations: list[Received] = field(default_factory=list)
     cancelled: int = 0
     """Generations whose connection was closed by the peer before they were answered."""
@@ -134,6 +148,9 @@ class StandIn:
             await self._status(received, reader, writer)
         elif path == "/v1/models":
             await answer_json(writer, {"object": "list", "data": self._cards()})
+        elif received.method == "POST" and path in PUSHED:
+            self.pushed.append(received)
+            await self._push(path, received, writer)
         elif received.method == "POST":
             self.generations.append(received)
             await self._generate(received, reader, writer)
@@ -202,6 +219,33 @@ class StandIn:
             {"id": name, "object": "model", "parent": self.base_model} for name in self.ready
         ]
         return [base, *adapters]
+
+    async def _push(self, path: str, received: Received, writer: asyncio.StreamWriter) -> None:
+        """The calls of stock TRL, as vLLM answers them."""
+        if (failing := self.push_fails.get(path)) is not None:
+            await answer_json(writer, {"error": "failing"}, status=failing)
+        elif path == "/v1/load_lora_adapter":
+            name = str(received.json()["lora_name"])
+            if name in self.ready:
+                message = f"The lora adapter '{name}' has already been loaded."
+                await answer_json(writer, {"error": {"message": message}}, status=400)
+            elif self.mounted is not None and received.json()["lora_path"] not in self.mounted:
+                message = f"Loading lora {name} failed: No adapter found"
+                await answer_json(writer, {"error": {"message": message}}, status=404)
+            else:
+                self.ready.add(name)
+                await answer(writer, b"Success", content_type="text/plain")
+        elif path == "/v1/unload_lora_adapter":
+            name = str(received.json()["lora_name"])
+            known = name in self.ready
+            self.ready.discard(name)
+            await answer(
+                writer, b"Success" if known else b'{"error": {}}', status=200 if known else 404
+            )
+        else:
+            if path in ("/pause", "/resume"):
+                self.paused = path == "/pause"
+            await answer_json(writer, {"status": "done"})
 
     async def _generate(
         self, received: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -103,6 +103,10 @@ def create_app(deps: Deps) -> ASGIApp:
         "/server_info": ("GET", endpoints.any_replica),
         "/get_world_size": ("GET", endpoints.any_replica),
     }
+    routes |= {
+        "/proxy/drain": ("POST", endpoints.drain),
+        "/proxy/undrain": ("POST", endpoints.undrain),
+    }
     if config.allow_broadcast:
         routes |= {
             "/v1/load_lora_adapter": ("POST", endpoints.load_adapter),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 
 from bucket_lora_proxy.admission import no_replica
@@ -26,6 +27,8 @@ from adapter_bucket.status import (
     FleetStatus,
     ReadyState,
 )
+
+log = logging.getLogger("bucket_lora_proxy")
 
 NO_PLUGIN = "the server has no bucket-lora plugin; its adapters are taken from /v1/models"
 
@@ -136,6 +139,27 @@ class Endpoints:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Reset it on all replicas."""
         return _reply(await self._broadcast.reset_prefix_cache(request.scope["query_string"]))
+
+    async def drain(self, request: Request) -> Response:
+        """Give a replica no new generations, until ``undrain``. Tells what it still works on."""
+        return self._set_draining(request, draining=True)
+
+    async def undrain(self, request: Request) -> Response:
+        """Put a drained replica back."""
+        return self._set_draining(request, draining=False)
+
+    def _set_draining(self, request: Request, *, draining: bool) -> Response:
+        url = request.query_params.get("replica", "").rstrip("/")
+        replica = next((one for one in self._fleet.replicas if one.url == url), None)
+        if replica is None:
+            known = ", ".join(one.url for one in self._fleet.replicas)
+            raise ApiError(
+                404, ErrorType.NO_REPLICA, f"replica {url[:200]!r} is not known; known are: {known}"
+            )
+        replica.draining = draining
+        log.info("replica %s is %s", url, "being drained" if draining else "no longer drained")
+        self._fleet.notify()
+        return JSONResponse({"replica": url, "draining": draining, "in_flight": replica.in_flight})
 
     async def metrics(self, request: Request) -> Response:
         """The proxy's own metrics."""

@@ -51,6 +51,8 @@ class Replica:
         """Why it is not up."""
         self.held: str | None = None
         """Why it gets no generations although it is up; set and cleared by whoever holds it."""
+        self.draining = False
+        """Somebody asked that it gets no new generations; running ones end as usual."""
         self.status: ReplicaStatus | None = None
         """Its last status; ``None`` if it is down, or has no bucket-lora plugin."""
         self.base_models: frozenset[str] = frozenset()
@@ -73,12 +75,14 @@ class Replica:
 
     @property
     def in_rotation(self) -> bool:
-        return self.up and self.held is None
+        return self.up and self.held is None and not self.draining
 
     @property
     def why_not(self) -> str:
         """Why it is not in rotation."""
-        return self.reason if not self.up else self.held or ""
+        if not self.up:
+            return self.reason
+        return self.held or ("it is being drained" if self.draining else "")
 
     def serves(self, model: str | None) -> bool:
         """Whether a generation for this model may be sent here now."""

@@ -276,3 +276,34 @@ async def test_a_connection_that_the_replica_closed_while_idle_is_not_noticed_by
     for pause_s in (0.0, 0.005, 0.01, 0.012, 0.02) * 6:
         assert (await proxy.generate("run-v1")).status == 200
         await asyncio.sleep(pause_s)
+
+
+async def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(
+    harness: Harness,
+) -> None:
+    release = asyncio.Event()
+
+    async def hold(received: Received, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        await answer_json(writer, {"served_by": "drained"})
+
+    leaving, staying = await harness.replicas(2, "run-v1")
+    leaving.behaviour = hold
+    proxy = await harness.proxy(leaving, staying)
+    requests = [asyncio.create_task(proxy.generate("run-v1", prompt=[i])) for i in range(6)]
+    await until(lambda: len(leaving.generations) + len(staying.generations) == 6)
+    held = len(leaving.generations)
+    answer = await proxy.request("POST", f"/proxy/drain?replica={leaving.url}")
+    assert answer.json() == {"replica": leaving.url, "draining": True, "in_flight": held}
+    for number in range(6):
+        answer = await proxy.generate("run-v1", prompt=[100 + number])
+        assert answer.json()["served_by"] == staying.port
+    unhealthy = (await proxy.get("/health")).json()["unhealthy"]
+    assert unhealthy == {leaving.url: "it is being drained"}
+    release.set()
+    assert {answer.status for answer in await asyncio.gather(*requests)} == {200}
+    answer = await proxy.request("POST", f"/proxy/undrain?replica={leaving.url}/")
+    assert answer.json()["draining"] is False
+    await proxy.until_up(2)
+    assert (await proxy.request("POST", "/proxy/drain?replica=http://x")).status == 404
+    assert (await proxy.get("/proxy/drain")).status == 405

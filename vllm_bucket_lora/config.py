@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import check_run_id
+from adapter_bucket.signing import KEYS_VARIABLE, SigningKeys
 
 PLUGIN_NAME = "bucket-lora"
 SESSION_ENV = "BUCKET_LORA_SESSION_DIR"
@@ -132,6 +133,14 @@ OPTIONS = (
         "where proxies reach this server, for its heartbeats (default: made of --host and --port)",
     ),
     Option(
+        "signing-key-file",
+        Path,
+        None,
+        "FILE",
+        f"file with the keys of manifests, in the form of {KEYS_VARIABLE}; with keys, unsigned "
+        "manifests are refused",
+    ),
+    Option(
         "request-wait-s",
         _patience,
         10.0,
@@ -178,6 +187,23 @@ def resolve_options(args: Namespace, environ: Mapping[str, str] = os.environ) ->
             "BUCKET_LORA_URL"
         )
     args.bucket_lora_token = secrets.token_hex(3)
+
+
+def load_signing_keys(path: Path | None, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Check the signing keys, and hand those of a file on to every process of the server.
+
+    Raises:
+        ConfigError: the file cannot be read, or the keys are malformed.
+    """
+    if path is not None:
+        try:
+            text = path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--bucket-lora-signing-key-file: cannot read it: {error}") from None
+        if not text:
+            raise ConfigError(f"--bucket-lora-signing-key-file: {path} is empty")
+        environ[KEYS_VARIABLE] = text
+    SigningKeys.from_env(environ)
 
 
 def config_from_args(args: Namespace, *, model: str) -> BucketLoraConfig:

@@ -17,9 +17,14 @@ import sys
 from typing import Any
 
 from adapter_bucket.errors import BucketError, ConfigError, UnsupportedUpstream
-from adapter_bucket.signing import SigningKeys
 from adapter_bucket.stores import open_store
-from vllm_bucket_lora.config import OPTIONS, PLUGIN_NAME, SESSION_ENV, resolve_options
+from vllm_bucket_lora.config import (
+    OPTIONS,
+    PLUGIN_NAME,
+    SESSION_ENV,
+    load_signing_keys,
+    resolve_options,
+)
 from vllm_bucket_lora.session import create_session, remove_session
 
 logger = logging.getLogger(__name__)
@@ -125,7 +130,7 @@ def activate(args: argparse.Namespace) -> None:
     # vLLM only logs an endpoint plugin that cannot be imported, and serves without it.
     importlib.import_module("vllm_bucket_lora.endpoints")
     resolve_options(args)
-    SigningKeys.from_env()
+    load_signing_keys(args.bucket_lora_signing_key_file)
     open_store(args.bucket_lora_url)
     allow_endpoint_plugin()
     session = create_session(args.bucket_lora_cache_dir)

@@ -9,7 +9,12 @@ import pytest
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import check_run_id
-from vllm_bucket_lora.config import OPTIONS, config_from_args, resolve_options
+from vllm_bucket_lora.config import (
+    OPTIONS,
+    config_from_args,
+    load_signing_keys,
+    resolve_options,
+)
 
 
 def resolved(environ: dict[str, str], **given: str) -> Namespace:
@@ -60,3 +65,30 @@ def test_every_option_has_a_flag_and_a_variable() -> None:
         assert option.flag.startswith("--bucket-lora-")
         assert option.env.startswith("BUCKET_LORA_")
         assert option.help
+
+
+def test_keys_of_a_file_reach_every_process_through_the_environment(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    file = tmp_path / "keys"
+    file.write_text(f"k1:{'ab' * 32}\n")
+    load_signing_keys(file, environ)
+    assert environ == {"BUCKET_LORA_SIGNING_KEYS": f"k1:{'ab' * 32}"}
+
+
+@pytest.mark.parametrize("text", [None, "", "k1:nothex", "no colon"])
+def test_signing_keys_that_cannot_be_used_stop_the_start(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "keys"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError):
+        load_signing_keys(file, {})
+
+
+def test_the_url_for_others_names_a_host_they_can_reach() -> None:
+    args = resolved({}, bucket_lora_url="file:///b")
+    args.host = "0.0.0.0"
+    assert "0.0.0.0" not in config_from_args(args, model="m").public_url
+    args.host, args.ssl_certfile = "10.1.2.3", "cert.pem"
+    assert config_from_args(args, model="m").public_url == "https://10.1.2.3:8000"
+    named = resolved({}, bucket_lora_url="file:///b", bucket_lora_public_url="https://r1.example/")
+    assert config_from_args(named, model="m").public_url == "https://r1.example"

@@ -208,6 +208,24 @@ def test_a_window_that_does_not_fit_says_which_max_loras_would(tmp_path: Path) -
     asyncio.run(scenario())
 
 
+def test_with_keys_an_unsigned_run_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        publish(claim(store), 1)
+        monkeypatch.setenv("BUCKET_LORA_SIGNING_KEYS", f"k1:{'ab' * 32}")
+        publish(claim(store, "signed"), 1)
+        async with watching(store, tmp_path) as bench:
+            await bench.until(lambda: bench.ready("signed") == [1])
+            run = await bench.run()
+            await bench.until(lambda: run.fault is not None)
+            assert "IntegrityError" in str(run.fault)
+            assert bench.ready() == []
+
+    asyncio.run(scenario())
+
+
 def test_a_finished_run_keeps_its_newest_version(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = MemoryStore()

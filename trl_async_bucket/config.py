@@ -6,11 +6,13 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from trl.experimental.async_grpo import AsyncGRPOConfig as TrlAsyncGRPOConfig
+from typing import Any
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import check_run_id
+from trl_async_bucket.compat.async_grpo import import_trl
+
+TrlAsyncGRPOConfig: Any = import_trl()[0]
 
 WEIGHT_SYNCS = ("trl", "bucket")
 READY_POLICIES = ("any", "all")
@@ -113,10 +115,15 @@ class BucketSyncFields:
                 "bucket_max_lag or raise max_staleness"
             )
         if self.bucket_keep_every < 0:
-            raise ConfigError(f"bucket_keep_every={self.bucket_keep_every} must not be negative")
+            raise ConfigError(
+                f"bucket_keep_every={self.bucket_keep_every} must not be negative; 0 keeps none"
+            )
         if self.bucket_run_id is None:
             self.bucket_run_id = _new_run_id(output_dir)
-        check_run_id(self.bucket_run_id)
+        try:
+            check_run_id(self.bucket_run_id)
+        except ConfigError as error:
+            raise ConfigError(f"bucket_run_id: {error}") from None
 
 
 @dataclass

@@ -154,9 +154,10 @@ class Publisher:
             if version - self._ready_version > max_lag:
                 raise StoreUnavailable(
                     f"version {version} waits for the bucket or the replicas for {timeout_s:.0f} "
-                    f"s: the newest ready version is {self._ready_version} and bucket_max_lag is "
-                    f"{max_lag}. Look for the cause in the publisher's log above; raise "
-                    "weight_sync_timeout if the bucket is only slow"
+                    f"s: the newest ready version is {self._ready_version}, and at most {max_lag} "
+                    "versions of lag are allowed (bucket_max_lag; none at the first sync). Look "
+                    "for the cause in the publisher's log above; raise weight_sync_timeout if the "
+                    "bucket is only slow"
                 )
         return self._clock() - started
 
@@ -187,11 +188,11 @@ class Publisher:
         if drain:
             with self._changed:
                 self._raise_error()
-            if self._thread.is_alive():
-                raise StoreUnavailable(
-                    f"the last version was not published within {timeout_s:.0f} s; the newest "
-                    f"ready version is {self._ready_version}"
-                )
+        if self._thread.is_alive():
+            raise StoreUnavailable(
+                f"the publisher did not end within {timeout_s:.0f} s; the newest ready version is "
+                f"{self._ready_version}"
+            )
 
     def _raise_error(self) -> None:
         if self._error is not None:

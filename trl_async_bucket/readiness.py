@@ -39,7 +39,7 @@ _ANSWER_MARGIN_S = 10.0
 """Added to the long-poll's length for the HTTP timeout: the answer itself must travel too."""
 
 RETRY_S = 0.5
-"""Pause after a status call that failed, so that a server that is down is not hammered."""
+"""Shortest time between two status calls, so that a server that answers at once is not hammered."""
 
 
 class ReplicasRefused(BucketError):
@@ -52,8 +52,7 @@ class ReplicaClient:
     def __init__(self, base_url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._base_url = base_url.rstrip("/")
         self._clock = clock
-        token = os.environ.get(TOKEN_ENV)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = _authorization(os.environ.get(TOKEN_ENV, ""))
 
     def replicas(self) -> dict[str, ReplicaStatus]:
         """Status of every replica that answers, by URL.
@@ -102,26 +101,29 @@ class ReplicaClient:
         while (remaining := deadline - self._clock()) > 0:
             if should_stop():
                 return False
+            asked = self._clock()
             try:
                 status = self._ask(adapter, need=need, wait_s=min(remaining, LONG_POLL_S))
             except StoreUnavailable as error:
                 last = str(error)
-                time.sleep(min(RETRY_S, remaining))
+                self._pace(asked, deadline)
                 continue
             if status.state is ReadyState.READY:
                 return True
             last = f"{status.state}: {status.reason or 'no reason given'}"
             if status.state is ReadyState.REFUSED:
                 raise ReplicasRefused(f"{adapter} is refused by {self._base_url}: {status.reason}")
-            if status.state is ReadyState.RETIRED:
-                # A newer manifest retired it already; the caller's next version is the one to wait
-                # for. Not hammering: a retired answer comes back at once.
-                time.sleep(min(RETRY_S, remaining))
+            self._pace(asked, deadline)
         raise StoreUnavailable(
             f"{adapter} is not ready on {need} replica(s) at {self._base_url} after "
             f"{timeout_s:.0f} s; last answer: {last}. Check the replicas' logs and that they "
             "watch the same bucket; weight_sync_timeout is the limit"
         )
+
+    def _pace(self, asked: float, deadline: float) -> None:
+        """Sleep if an answer came at once, as from a server that is down or does not long-poll."""
+        now = self._clock()
+        time.sleep(max(min(asked + RETRY_S, deadline) - now, 0.0))
 
     def _ask(self, adapter: str, *, need: str, wait_s: float) -> AdapterStatus:
         wait_s = min(wait_s, MAX_WAIT_S)
@@ -129,7 +131,12 @@ class ReplicaClient:
             {ADAPTER_PARAM: adapter, WAIT_PARAM: f"{wait_s:.3f}", NEED_PARAM: need},
             timeout_s=wait_s + _ANSWER_MARGIN_S,
         )
-        return _parse(AdapterStatus, body.get("adapter"))
+        status = _parse(AdapterStatus, body.get("adapter"))
+        if status.name != adapter:
+            raise StoreUnavailable(
+                f"{self._base_url} was asked about {adapter} and answered about {status.name[:100]}"
+            )
+        return status
 
     def _get(self, params: dict[str, str], *, timeout_s: float) -> dict[str, Any]:
         url = f"{self._base_url}{STATUS_PATH}"
@@ -137,7 +144,11 @@ class ReplicaClient:
             # No shared session: requests' sessions are not thread-safe, and this is a call or two
             # a sync.
             response = requests.get(
-                url, params=params, headers=self._headers, timeout=(5.0, timeout_s)
+                url,
+                params=params,
+                headers=self._headers,
+                timeout=(5.0, timeout_s),
+                allow_redirects=False,  # the token is for this server only
             )
         except requests.RequestException as error:
             raise StoreUnavailable(f"{url} does not answer: {error}") from error
@@ -155,6 +166,15 @@ class ReplicaClient:
         except requests.JSONDecodeError:
             raise StoreUnavailable(f"{url} does not answer JSON") from None
         return body if isinstance(body, dict) else {}
+
+
+def _authorization(token: str) -> dict[str, str]:
+    token = token.strip()
+    if not token:
+        return {}
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"{TOKEN_ENV} must be printable ASCII without spaces (value not shown)")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def _parse(model: type[_Model], body: object) -> _Model:

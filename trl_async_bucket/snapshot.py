@@ -20,8 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from adapter_bucket.errors import ConfigError
 
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
-"""Path segments that torch.compile, FSDP, checkpointing and DDP add to parameter names."""
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Path segments that torch.compile, FSDP and activation checkpointing add to parameter names."""
+
+_FACTORS = ("lora_A", "lora_B")
 
 _PEFT_PREFIX = "base_model.model."
 
@@ -40,14 +42,20 @@ def lora_parameters(model: Any, adapter: str) -> dict[str, torch.nn.Parameter]:
         ConfigError: the model has no LoRA parameter of that adapter, or a key lacks PEFT's prefix
             (vLLM would load such a file without error and serve zeros).
     """
-    marker = f".{adapter}."
     found: dict[str, torch.nn.Parameter] = {}
     for name, parameter in model.named_parameters():
-        if "lora_" not in name or marker not in name:
+        segments = [part for part in name.split(".") if part not in _WRAPPERS]
+        if segments[0] == "module":  # DDP wraps the whole model; deeper it is a name like any other
+            del segments[0]
+        factors = [part for part in segments if part.startswith("lora_")]
+        if not factors or adapter not in segments[segments.index(factors[0]) :]:
             continue
-        for wrapper in _WRAPPERS:
-            name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
-        key = name.replace(marker, ".")
+        if segments[-3:] != [factors[0], adapter, "weight"] or factors[0] not in _FACTORS:
+            raise ConfigError(
+                f"parameter {name!r} is not a plain LoRA factor (lora_A or lora_B of a linear "
+                "layer); vLLM cannot serve it. Target linear layers only"
+            )
+        key = ".".join([*segments[:-2], "weight"])
         if not key.startswith(_PEFT_PREFIX):
             raise ConfigError(f"LoRA parameter {name!r} does not start with {_PEFT_PREFIX!r}")
         found[key] = parameter
@@ -95,8 +103,16 @@ class SnapshotBuffer:
 
         Args:
             parameters: Full (unsharded) tensors by key, all on one device.
+
+        Raises:
+            ConfigError: a tensor has another shape than the buffer was made for.
         """
         sources = [parameters[name].detach() for name in self._shapes]
+        for (name, shape), source in zip(self._shapes.items(), sources, strict=True):
+            if source.shape != shape:  # a copy would broadcast it
+                raise ConfigError(
+                    f"{name} has shape {tuple(source.shape)}, expected {tuple(shape)}"
+                )
         device = sources[0].device
         flat = self._payload if device.type == "cpu" else self._flat_on(device)
         # `detach` keeps autograd out; a decorator would cost this method its types.

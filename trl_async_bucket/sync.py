@@ -11,14 +11,15 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
-from adapter_bucket.errors import ConfigError
+from adapter_bucket.errors import ConfigError, FencedError
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import RunState
 from adapter_bucket.publish import RunWriter
@@ -27,9 +28,14 @@ from trl_async_bucket.adapter_config import largest_rank, portable_config
 from trl_async_bucket.checks import check_adapter_config, check_replicas, serving_dtype
 from trl_async_bucket.publisher import Publisher, Snapshot, SyncRecord
 from trl_async_bucket.readiness import ReplicaClient
-from trl_async_bucket.snapshot import SnapshotBuffer, full_tensors, lora_parameters
+from trl_async_bucket.snapshot import SnapshotBuffer, lora_parameters
 
 logger = logging.getLogger(__name__)
+
+LAG_MARGIN_S = 5.0
+
+INTERRUPT_WAIT_S = 30.0
+"""How long an interrupted trainer waits for the upload in hand before it ends."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class SyncSettings:
 
 
 class BucketSync:
-    """One run's way into the bucket. Lives on rank 0; other ranks use ``gather`` only.
+    """One run's way into the bucket. Lives on rank 0.
 
     The constructor checks everything that can be checked before the first step and writes nothing.
     ``start`` claims the run.
@@ -77,15 +83,17 @@ class BucketSync:
     ) -> None:
         self._settings = settings
         self._on_ready = on_ready
-        self._parameters = lora_parameters(model, adapter)
         self._base_model = base_model_ref(model, settings.base_model)
         self._adapter_config = portable_config(
             model.peft_config[adapter],
-            module_names=self._parameters,
+            module_names=[name for name, _ in model.named_parameters() if ".lora_" in name],
             base_model=self._base_model.id,
         )
+        # First: its error names the field, where the one about parameters names a tensor.
         check_adapter_config(self._adapter_config)
-        self._rank = largest_rank(self._parameters)
+        parameters = lora_parameters(model, adapter)
+        self._shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        self._rank = largest_rank(parameters)
         self._replicas = ReplicaClient(settings.server_url)
         alive = self._replicas.replicas()
         check_replicas(alive, base_model=self._base_model, rank=self._rank, window=settings.window)
@@ -94,11 +102,12 @@ class BucketSync:
         self._writer: RunWriter | None = None
         self._publisher: Publisher | None = None
         self._taken_version = 0
+        self._trained = False
 
     @property
-    def latest(self) -> int:
-        """Newest version in the bucket. Call after ``start``."""
-        return self._running()[0].manifest.latest
+    def next_version(self) -> int:
+        """Lowest version number that may be published. Call after ``start``."""
+        return self._running()[0].next_version
 
     @property
     def taken_version(self) -> int:
@@ -128,26 +137,18 @@ class BucketSync:
         """
         settings = self._settings
         self._taken_version = 0
-        self._writer = RunWriter.claim(
-            self._store,
-            settings.run_id,
-            base_model=self._base_model,
-            window=settings.window,
-            writer_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
-            takeover=settings.takeover,
-            keep_every=settings.keep_every,
-        )
-        shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
+        # Before the claim: what can fail must not leave a run behind that is marked running.
         dtype = getattr(torch, self._dtype)
-        buffers = tuple(
-            SnapshotBuffer(shapes, dtype=dtype, pin_memory=torch.cuda.is_available())
+        first, second = (
+            SnapshotBuffer(self._shapes, dtype=dtype, pin_memory=torch.cuda.is_available())
             for _ in range(2)
         )
+        self._writer = self._claim()
         self._publisher = Publisher(
-            publish=self._publish,
+            publish=partial(self._publish, self._writer),
             wait_ready=self._wait_ready,
             on_ready=self._on_ready,
-            buffers=(buffers[0], buffers[1]),
+            buffers=(first, second),
             timeout_s=settings.timeout_s,
         )
         logger.info(
@@ -155,14 +156,39 @@ class BucketSync:
             settings.run_id,
             self._store.url,
             self._writer.manifest.writer.epoch,
-            self._writer.manifest.latest + 1,
-            len(shapes),
+            self._writer.next_version,
+            len(self._shapes),
             self._dtype,
-            buffers[0].nbytes,
+            first.nbytes,
         )
 
-    def take(self, tensors: dict[str, torch.Tensor], *, version: int, step: int) -> float:
+    def _claim(self) -> RunWriter:
+        settings = self._settings
+        try:
+            return RunWriter.claim(
+                self._store,
+                settings.run_id,
+                base_model=self._base_model,
+                window=settings.window,
+                writer_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+                takeover=settings.takeover,
+                keep_every=settings.keep_every,
+            )
+        except FencedError as error:
+            if settings.takeover:
+                raise
+            raise FencedError(f"{error} (bucket_takeover=True takes it over)") from error
+
+    def take(self, tensors: Mapping[str, torch.Tensor], *, version: int, step: int) -> float:
         """Snapshot and hand over. The only call the optimizer loop waits for.
+
+        While all B factors are zero (before the first gradient, in a warm-up step) the adapter is
+        the untrained policy, and is published as that: step 0.
+
+        Args:
+            tensors: Whole LoRA tensors by key, as ``lora_parameters`` names them.
+            version: Greater than every one before, and at least ``next_version``.
+            step: Optimizer steps taken so far.
 
         Returns:
             Seconds the snapshot took.
@@ -173,6 +199,8 @@ class BucketSync:
         assert isinstance(buffer, SnapshotBuffer)
         buffer.fill(tensors)
         snapshot_s = time.perf_counter() - started
+        self._trained = self._trained or _has_effect(tensors)
+        step = step if self._trained else 0
         publisher.submit(Snapshot(version, step, buffer, time.monotonic()))
         self._taken_version = version
         return snapshot_s
@@ -181,34 +209,38 @@ class BucketSync:
         """Wait while the newest snapshot is too far ahead of the replicas; seconds waited."""
         limit = self._settings.max_lag if max_lag is None else max_lag
         _, publisher = self._running()
-        return publisher.wait_lag(self._taken_version, limit, self._settings.timeout_s)
+        # Longer than the publisher's own limit: its error names the cause and should come first.
+        timeout_s = self._settings.timeout_s + LAG_MARGIN_S
+        return publisher.wait_lag(self._taken_version, limit, timeout_s)
 
     def finish(self) -> None:
         """Publish what is pending, then mark the run finished."""
         writer, publisher = self._running()
-        publisher.close(drain=True, timeout_s=self._settings.timeout_s)
+        # Twice: one version may be under way and one waiting, each with a limit of its own.
+        publisher.close(drain=True, timeout_s=2 * self._settings.timeout_s)
         writer.close(RunState.FINISHED)
         self._writer = None
 
     def interrupt(self) -> None:
-        """Stop without draining and mark the run interrupted, as far as the bucket answers."""
+        """Stop without draining and mark the run interrupted. Does nothing if it is not running.
+
+        Raises:
+            StoreUnavailable: an upload did not end within ``INTERRUPT_WAIT_S``: the writer is busy
+                and the run stays marked running.
+        """
         if self._writer is None or self._publisher is None:
             return
-        self._publisher.close(drain=False, timeout_s=30.0)
-        self._writer.close(RunState.INTERRUPTED)
-        self._writer = None
-
-    def gather(self) -> dict[str, torch.Tensor]:
-        """Whole LoRA tensors. A collective where parameters are sharded."""
-        return full_tensors(self._parameters)
+        writer, self._writer = self._writer, None
+        # The writer belongs to the publisher's thread until that has ended.
+        self._publisher.close(drain=False, timeout_s=INTERRUPT_WAIT_S)
+        writer.close(RunState.INTERRUPTED)
 
     def _running(self) -> tuple[RunWriter, Publisher]:
         if self._writer is None or self._publisher is None:
             raise ConfigError("the bucket sync is not started, or has ended")
         return self._writer, self._publisher
 
-    def _publish(self, snapshot: Snapshot) -> None:
-        writer, _ = self._running()
+    def _publish(self, writer: RunWriter, snapshot: Snapshot) -> None:
         if writer.manifest.latest >= snapshot.version:
             return  # committed by an attempt whose answer was lost
         writer.publish(
@@ -227,6 +259,10 @@ class BucketSync:
             timeout_s=timeout_s,
             should_stop=should_stop,
         )
+
+
+def _has_effect(tensors: Mapping[str, torch.Tensor]) -> bool:
+    return any(bool(tensor.any()) for name, tensor in tensors.items() if ".lora_B." in name)
 
 
 def base_model_ref(model: Any, override: str | None) -> BaseModelRef:

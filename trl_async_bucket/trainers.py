@@ -9,16 +9,15 @@ import logging
 import time
 from typing import Any
 
-from trl.experimental.async_grpo import AsyncGRPOTrainer as TrlAsyncGRPOTrainer
-
-from adapter_bucket.errors import BucketError, ConfigError
-from trl_async_bucket.compat.async_grpo import check_seam
+from adapter_bucket.errors import ConfigError
+from trl_async_bucket.compat.async_grpo import check_seam, import_trl
 from trl_async_bucket.config import AsyncGRPOConfig
 from trl_async_bucket.snapshot import full_tensors, lora_parameters
 from trl_async_bucket.sync import BucketSync, SyncSettings
 
 logger = logging.getLogger(__name__)
 
+TrlAsyncGRPOTrainer: Any = import_trl()[1]
 check_seam(TrlAsyncGRPOTrainer)
 
 
@@ -35,7 +34,7 @@ class AsyncGRPOTrainer(TrlAsyncGRPOTrainer):  # type: ignore[misc]
     version only when it is ready, and requests that one.
 
     Args:
-        args: An ``AsyncGRPOConfig`` of this package.
+        args: An ``AsyncGRPOConfig`` of this package; TRL's own class is refused.
         kwargs: TRL's arguments. ``weight_transfer`` cannot be combined with bucket sync.
 
     Raises:
@@ -44,13 +43,21 @@ class AsyncGRPOTrainer(TrlAsyncGRPOTrainer):  # type: ignore[misc]
 
     model_version: int
 
-    def __init__(self, model: Any, *, args: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, *, args: AsyncGRPOConfig, **kwargs: Any
+    ) -> None:
         self._bucket: BucketSync | None = None
         self._bucket_synced_step = -1
-        self._uses_bucket = isinstance(args, AsyncGRPOConfig) and args.weight_sync == "bucket"
+        self._adapter_parameters: Any = None
+        if not isinstance(args, AsyncGRPOConfig):
+            raise ConfigError(
+                f"args is a {type(args).__name__}: pass trl_async_bucket.AsyncGRPOConfig, with "
+                "weight_sync='trl' for TRL's own sync"
+            )
+        self._uses_bucket = args.weight_sync == "bucket"
         if self._uses_bucket and kwargs.get("weight_transfer") is not None:
             raise ConfigError("weight_sync='bucket' and weight_transfer=… exclude each other")
-        super().__init__(model, args=args, **kwargs)
+        super().__init__(model, reward_funcs, args=args, **kwargs)
         if self._uses_bucket and not self._lora_sync:
             raise ConfigError(
                 "weight_sync='bucket' publishes LoRA adapters: pass peft_config=LoraConfig(…) or a "
@@ -99,16 +106,20 @@ class AsyncGRPOTrainer(TrlAsyncGRPOTrainer):  # type: ignore[misc]
         return None
 
     def _gather_adapter(self) -> Any:
-        """All ranks: a sharded parameter is gathered by a collective."""
-        if self._bucket is not None:
-            return self._bucket.gather()
-        model = self.accelerator.unwrap_model(self.model)
-        return full_tensors(lora_parameters(model, self._adapter_name))
+        """All ranks, by the same path: a sharded parameter is gathered by a collective.
+
+        The parameters are looked up at the first sync of a run, not in the constructor: FSDP
+        replaces them when the model is prepared.
+        """
+        if self._adapter_parameters is None:
+            model = self.accelerator.unwrap_model(self.model)
+            self._adapter_parameters = lora_parameters(model, self._adapter_name)
+        return full_tensors(self._adapter_parameters)
 
     def _publish(self, bucket: BucketSync, tensors: Any, *, started: float) -> None:
         """Rank 0: snapshot, hand over, and wait only if the replicas are too far behind."""
         first = bucket.taken_version == 0
-        version: int = max(self.model_version, bucket.latest) + 1
+        version: int = max(self.model_version + 1, bucket.next_version)
         snapshot_s = bucket.take(tensors, version=version, step=self.state.global_step)
         self.model_version = version
         # The rollout worker starts right after the first sync and asks for that version.
@@ -138,17 +149,18 @@ class AsyncGRPOTrainer(TrlAsyncGRPOTrainer):  # type: ignore[misc]
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         if not self._uses_bucket:
             return super()._inner_training_loop(*args, **kwargs)
+        self._adapter_parameters = None
         if self._bucket is not None:
             self._bucket.start()
         try:
             output = super()._inner_training_loop(*args, **kwargs)
             if self._bucket_synced_step != self.state.global_step:
                 self._sync_weight()  # the last steps since the last multiple of weight_sync_steps
+            if self._bucket is not None:
+                self._bucket.finish()
         except BaseException:
             self._mark_interrupted()
             raise
-        if self._bucket is not None:
-            self._bucket.finish()
         return output
 
     def _mark_interrupted(self) -> None:
@@ -156,5 +168,5 @@ class AsyncGRPOTrainer(TrlAsyncGRPOTrainer):  # type: ignore[misc]
             return
         try:
             self._bucket.interrupt()
-        except BucketError as error:  # the training error that is being raised matters more
+        except Exception as error:  # the training error that is being raised matters more
             logger.warning("the run could not be marked interrupted: %s", error)

@@ -49,6 +49,19 @@ def installed_trl() -> str:
         ) from None
 
 
+def import_trl() -> tuple[type, type]:
+    """TRL's asynchronous GRPO config and trainer.
+
+    Raises:
+        UnsupportedUpstream: they are not where the tested versions have them.
+    """
+    try:
+        from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+    except ImportError as error:
+        raise _unsupported(f"trl.experimental.async_grpo cannot be imported ({error})") from error
+    return AsyncGRPOConfig, AsyncGRPOTrainer
+
+
 def check_seam(trainer: type) -> None:
     """Check that a TRL ``AsyncGRPOTrainer`` class has the seam this package overrides.
 
@@ -62,7 +75,10 @@ def check_seam(trainer: type) -> None:
         if actual != expected:
             found = "it is missing" if actual is None else f"it takes {', '.join(actual)}"
             raise _unsupported(f"{trainer.__name__}.{name} should take {expected}: {found}")
-    source = inspect.getsource(vars(trainer)["__init__"])
+    try:
+        source = inspect.getsource(vars(trainer)["__init__"])
+    except (KeyError, OSError):
+        raise _unsupported(f"{trainer.__name__} has no constructor that can be read") from None
     for mark in _SOURCE_MARKS:
         if mark not in source:
             raise _unsupported(f"{trainer.__name__} is not built around {mark!r}")

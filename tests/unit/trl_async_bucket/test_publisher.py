@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from adapter_bucket.errors import FencedError, StoreDenied, StoreUnavailable
+from trl_async_bucket import publisher as publisher_module
+from trl_async_bucket.publisher import Publisher, Snapshot, SnapshotLike
+
+WAIT_S = 20.0
+
+
+class Buffer:
+    """A snapshot buffer of one byte."""
+
+    def data(self) -> bytes:
+        return b"x"
+
+
+@dataclass
+class World:
+    """The publisher's surroundings: each step can be held back or made to fail."""
+
+    published: list[int] = field(default_factory=list)
+    ready: list[int] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)
+    may_publish: threading.Event = field(default_factory=threading.Event)
+    publishing: threading.Event = field(default_factory=threading.Event)
+    may_be_ready: threading.Event = field(default_factory=threading.Event)
+
+    def publish(self, snapshot: Snapshot) -> None:
+        self.publishing.set()
+        assert self.may_publish.wait(WAIT_S)
+        if self.failures:
+            raise self.failures.pop(0)
+        self.published.append(snapshot.version)
+
+    def wait_ready(self, _version: int, _timeout_s: float, should_stop: Callable[[], bool]) -> bool:
+        while not self.may_be_ready.wait(0.01):
+            if should_stop():
+                return False
+        return True
+
+    def start(self, timeout_s: float = WAIT_S) -> Publisher:
+        return Publisher(
+            publish=self.publish,
+            wait_ready=self.wait_ready,
+            on_ready=self.ready.append,
+            buffers=(Buffer(), Buffer()),
+            timeout_s=timeout_s,
+        )
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(publisher_module, "RETRY_FIRST_S", 0.01)
+    world = World()
+    world.may_publish.set()
+    world.may_be_ready.set()
+    yield world
+    world.may_publish.set()
+    world.may_be_ready.set()
+
+
+def submit(publisher: Publisher, version: int) -> SnapshotLike:
+    buffer = publisher.reserve()
+    publisher.submit(Snapshot(version, version, buffer, 0.0))
+    return buffer
+
+
+def test_versions_are_published_and_become_ready_in_order(world: World) -> None:
+    publisher = world.start()
+    for version in (1, 2, 3):
+        submit(publisher, version)
+        publisher.wait_lag(version, 0, WAIT_S)
+    publisher.close(drain=True, timeout_s=WAIT_S)
+    assert world.published == world.ready == [1, 2, 3]
+    assert [record.version for record in publisher.take_records()] == [1, 2, 3]
+    assert publisher.take_records() == []
+
+
+def test_the_newest_snapshot_wins_and_the_skipped_ones_are_counted(world: World) -> None:
+    world.may_publish.clear()
+    publisher = world.start()
+    active = submit(publisher, 1)
+    assert world.publishing.wait(WAIT_S)
+    pending = [submit(publisher, version) for version in (2, 3, 4)]
+    assert all(buffer is not active for buffer in pending)  # the one being uploaded is not touched
+    assert len({id(buffer) for buffer in pending}) == 1
+    world.may_publish.set()
+    publisher.close(drain=True, timeout_s=WAIT_S)
+    assert world.published == [1, 4]
+    assert publisher.skipped == 2
+
+
+def test_rollouts_advance_only_to_a_version_that_is_ready(world: World) -> None:
+    world.may_be_ready.clear()
+    publisher = world.start()
+    submit(publisher, 1)
+    with pytest.raises(StoreUnavailable, match="bucket_max_lag"):
+        publisher.wait_lag(1, 0, 0.2)
+    assert world.published == [1]
+    assert world.ready == []
+    world.may_be_ready.set()
+    publisher.wait_lag(1, 0, WAIT_S)
+    assert world.ready == [1]
+    publisher.close(drain=True, timeout_s=WAIT_S)
+
+
+def test_a_store_that_recovers_costs_a_retry_only(world: World) -> None:
+    world.failures = [StoreUnavailable("503"), StoreUnavailable("503")]
+    publisher = world.start()
+    submit(publisher, 1)
+    publisher.close(drain=True, timeout_s=WAIT_S)
+    assert world.ready == [1]
+
+
+@pytest.mark.parametrize("error", [StoreDenied("expired"), FencedError("taken"), ValueError("bug")])
+def test_what_a_retry_cannot_mend_is_raised_in_the_trainer(world: World, error: Exception) -> None:
+    world.failures = [error]
+    publisher = world.start()
+    submit(publisher, 1)
+    with pytest.raises(type(error)):
+        publisher.wait_lag(1, 0, WAIT_S)
+    with pytest.raises(type(error)):
+        publisher.reserve()
+    with pytest.raises(type(error)):
+        publisher.close(drain=True, timeout_s=WAIT_S)
+    assert world.ready == []
+
+
+def test_a_store_that_stays_away_is_an_error_after_the_time_limit(world: World) -> None:
+    world.failures = [StoreUnavailable(f"503 number {n}") for n in range(1000)]
+    publisher = world.start(timeout_s=0.2)
+    submit(publisher, 1)
+    with pytest.raises(StoreUnavailable, match="503"):
+        publisher.wait_lag(1, 0, WAIT_S)
+
+
+def test_an_interrupted_publisher_stops_waiting_and_drops_what_is_pending(world: World) -> None:
+    world.may_be_ready.clear()
+    publisher = world.start()
+    submit(publisher, 1)
+    assert world.publishing.wait(WAIT_S)
+    submit(publisher, 2)
+    publisher.close(drain=False, timeout_s=WAIT_S)
+    assert 2 not in world.published
+    assert world.ready == []
+
+
+def test_an_upload_that_does_not_end_is_named_when_closing(world: World) -> None:
+    world.may_publish.clear()
+    publisher = world.start()
+    submit(publisher, 1)
+    assert world.publishing.wait(WAIT_S)
+    with pytest.raises(StoreUnavailable, match="did not end within"):
+        publisher.close(drain=False, timeout_s=0.1)

@@ -1,0 +1,230 @@
+"""A run's way through a real folder bucket; only vLLM is missing, see ``StatusServer``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapter_bucket.errors import ConfigError, FencedError, NotPublished
+from adapter_bucket.fetch import RunReader, fetch_version
+from adapter_bucket.manifest import Manifest, RunState
+from adapter_bucket.stores import open_store
+from tests.unit.trl_async_bucket.models import (
+    StatusServer,
+    replica_status,
+    status_server,
+    tiny_peft_model,
+    train_one_step,
+)
+from trl_async_bucket.snapshot import lora_parameters
+from trl_async_bucket.sync import BucketSync, SyncSettings
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StatusServer]:
+    with status_server() as server:
+        server.store = open_store(f"file://{tmp_path}/bucket")
+        yield server
+
+
+def make_sync(
+    server: StatusServer, model: Any, tmp_path: Path, ready: list[int] | None = None, **changes: Any
+) -> BucketSync:
+    server.base = replica_status(model)
+    settings = {
+        "bucket_url": f"file://{tmp_path}/bucket",
+        "run_id": "run",
+        "takeover": False,
+        "dtype": "auto",
+        "ready": "any",
+        "max_lag": 3,
+        "keep_every": 0,
+        "base_model": None,
+        "window": 3,
+        "server_url": server.url,
+        "timeout_s": 20.0,
+        **changes,
+    }
+    ready = [] if ready is None else ready
+    return BucketSync(model, "default", SyncSettings(**settings), on_ready=ready.append)
+
+
+def read_manifest(server: StatusServer) -> Manifest:
+    assert server.store is not None
+    manifest = RunReader(server.store, "run").poll()
+    assert manifest is not None
+    return manifest
+
+
+def publish(sync: BucketSync, count: int, model: Any) -> list[int]:
+    versions = []
+    for step in range(count):
+        version = max(sync.taken_version + 1, sync.next_version)
+        sync.take(lora_parameters(model, "default"), version=version, step=step)
+        sync.wait_lag(0)
+        versions.append(version)
+        train_one_step(model)
+    return versions
+
+
+def test_a_run_is_published_version_by_version_and_finished(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    model = tiny_peft_model()
+    ready: list[int] = []
+    sync = make_sync(server, model, tmp_path, ready)
+    sync.start()
+    assert publish(sync, 5, model) == [1, 2, 3, 4, 5]
+    sync.finish()
+    assert ready == [1, 2, 3, 4, 5]
+    manifest = read_manifest(server)
+    assert manifest.state is RunState.FINISHED
+    assert manifest.latest == 5
+
+
+def test_what_is_in_the_bucket_is_a_plain_peft_adapter(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import Qwen2ForCausalLM
+
+    model = tiny_peft_model(target_modules=r".*\.(q|v)_proj")
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    publish(sync, 1, model)
+    sync.take(lora_parameters(model, "default"), version=2, step=1)
+    sync.finish()
+    assert server.store is not None
+    entry = read_manifest(server).versions[-1]
+    folder = fetch_version(server.store, "run", entry, tmp_path / "cache")
+    base = Qwen2ForCausalLM(model.config)
+    base.load_state_dict(
+        {
+            name.removeprefix("base_model.model.").replace(".base_layer", ""): tensor
+            for name, tensor in model.state_dict().items()
+            if "lora_" not in name
+        }
+    )
+    ids = torch.arange(8).unsqueeze(0)
+    loaded = PeftModel.from_pretrained(base, folder).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_second_start_goes_on_counting(server: StatusServer, tmp_path: Path) -> None:
+    model = tiny_peft_model()
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    publish(sync, 2, model)
+    sync.finish()
+    again = make_sync(server, model, tmp_path)
+    again.start()
+    assert publish(again, 2, model) == [3, 4]
+    again.finish()
+    assert read_manifest(server).writer.epoch == 2
+
+
+def test_an_interrupted_run_says_so_and_can_be_taken_up(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    model = tiny_peft_model()
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    publish(sync, 1, model)
+    sync.interrupt()
+    sync.interrupt()  # a second time does nothing
+    assert read_manifest(server).state is RunState.INTERRUPTED
+    make_sync(server, model, tmp_path).start()
+
+
+def test_a_running_run_is_not_taken_without_being_asked_to(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    model = tiny_peft_model()
+    first = make_sync(server, model, tmp_path)
+    first.start()
+    publish(first, 1, model)
+    with pytest.raises(FencedError, match="running"):
+        make_sync(server, model, tmp_path).start()
+    second = make_sync(server, model, tmp_path, takeover=True)
+    second.start()
+    first.take(lora_parameters(model, "default"), version=2, step=1)
+    with pytest.raises(FencedError):
+        first.wait_lag(0)
+    assert publish(second, 1, model) == [2]
+    second.finish()
+
+
+def test_nothing_is_written_before_start(server: StatusServer, tmp_path: Path) -> None:
+    make_sync(server, tiny_peft_model(), tmp_path)
+    with pytest.raises(NotPublished):
+        read_manifest(server)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base_model": "someone/else"}, "bucket_base_model"),
+        ({"window": 9}, "--max-loras 10"),
+        ({"bucket_url": "gopher://x"}, "gopher"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(
+    server: StatusServer, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_sync(server, tiny_peft_model(), tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"r": 16}, "--max-lora-rank 16"),
+        ({"r": 4, "rank_pattern": {"q_proj": 32}}, "rank"),
+    ],
+)
+def test_an_adapter_that_cannot_be_served_is_refused_at_once(
+    server: StatusServer, tmp_path: Path, lora: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_sync(server, tiny_peft_model(**lora), tmp_path)
+
+
+def test_no_thread_outlives_a_run(server: StatusServer, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    model = tiny_peft_model()
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    publish(sync, 1, model)
+    sync.finish()
+    assert not [t for t in set(threading.enumerate()) - before if t.name == "bucket-publisher"]
+
+
+def test_an_adapter_without_effect_yet_is_published_as_the_untrained_policy(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    """A learning-rate warm-up, or rewards without spread, leave B at zero after a step."""
+    import torch
+
+    model = tiny_peft_model()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.zero_()
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    for step in (0, 1):
+        sync.take(lora_parameters(model, "default"), version=step + 1, step=step)
+        sync.wait_lag(0)
+    train_one_step(model)
+    sync.take(lora_parameters(model, "default"), version=3, step=2)
+    sync.finish()
+    assert [entry.step for entry in read_manifest(server).versions] == [0, 0, 2]

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adapter_bucket.errors import ConfigError, IntegrityError
+from adapter_bucket.manifest import VersionEntry
 from adapter_bucket.safetensors_header import DTYPE_NAMES, Tensor, parse_header
+from adapter_bucket.servable import servable_faults
 from adapter_bucket.store import Payload
 
 MAX_CONFIG_BYTES = 64 * 1024
@@ -88,6 +90,22 @@ def adapter_faults(
         faults += _target_faults(tensors, adapter_config)
         faults += _value_faults(tensors, memoryview(weights).cast("B"), trained=trained)
     return faults
+
+
+def check_adapter(entry: VersionEntry, weights: Payload) -> None:
+    """Refuse a version that cannot be served as it is.
+
+    Raises:
+        ConfigError: its config names a feature that vLLM does not serve.
+        IntegrityError: its tensors are not what config and entry promise.
+    """
+    if faults := servable_faults(entry.adapter_config):
+        raise ConfigError(f"version {entry.version} cannot be served: {'; '.join(faults)}")
+    faults = adapter_faults(
+        weights, entry.adapter_config, dtype=entry.dtype, rank=entry.rank, trained=entry.step > 0
+    )
+    if faults:
+        raise IntegrityError(f"version {entry.version} is not published: {'; '.join(faults)}")
 
 
 def _name_faults(tensors: list[Tensor]) -> list[str]:

@@ -114,6 +114,7 @@ class Ownership:
             FencedError: it is not.
         """
         self._adopt()
+        self._check_claims()
 
     def _adopt(self) -> None:
         """Read what is there: an earlier write of ours whose answer was lost, or another writer."""

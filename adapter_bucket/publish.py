@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from adapter_bucket.adapter_files import adapter_faults, canonical_config
+from adapter_bucket.adapter_files import canonical_config, check_adapter
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.claim import claim_run
 from adapter_bucket.errors import (
@@ -36,7 +36,6 @@ from adapter_bucket.layout import (
 )
 from adapter_bucket.manifest import Manifest, RunState, VersionEntry, brief
 from adapter_bucket.retention import dead_versions, split
-from adapter_bucket.servable import servable_faults
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Payload, Store
 from adapter_bucket.upload import describe, put_version
@@ -71,6 +70,7 @@ class RunWriter:
         self._clock = clock
         self._floor = owner.manifest.latest
         self._closed = False
+        self._tried: dict[int, str] = {}
         self._reaper = background or ThreadPoolExecutor(1, thread_name_prefix="bucket-reaper")
 
     @classmethod
@@ -198,12 +198,8 @@ class RunWriter:
             raise ConfigError(f"version {version} cannot be published: {brief(error)}") from None
         self._check_order(entry)
         if self._check:
-            _check_adapter(entry, weights)
-        try:
-            put_version(self._store, self.manifest.run_id, version, files)
-        except IntegrityError:
-            self._owner.confirm()  # the objects may be the new owner's: then that is the news
-            raise
+            check_adapter(entry, weights)
+        self._put_files(entry, files)
         dropped: list[VersionEntry] = []
 
         def add(manifest: Manifest) -> Manifest:
@@ -257,6 +253,22 @@ class RunWriter:
                 f"{self.manifest.latest}: a version is never published twice"
             )
 
+    def _put_files(self, entry: VersionEntry, files: Mapping[str, Payload]) -> None:
+        run_id, version = self.manifest.run_id, entry.version
+        first_try = self._tried.setdefault(version, entry.weights.sha256) == entry.weights.sha256
+        try:
+            put_version(self._store, run_id, version, files)
+        except IntegrityError:
+            self._owner.confirm()  # the objects may be the new owner's: then that is the news
+            if not first_try or version <= max(self._floor, self.manifest.latest):
+                raise
+            # Nobody had used this number when we claimed the run: a writer that lost it wrote
+            # late, and can never commit. Whoever claims the run from now on sees these objects,
+            # or none, and so never has this number's objects deleted by us.
+            logger.warning("run %s: version %d of a fenced writer is replaced", run_id, version)
+            self._store.delete(file_key(run_id, version, name) for name in ADAPTER_FILES)
+            put_version(self._store, run_id, version, files)
+
     def _look_for_orphans(self) -> None:
         """One listing per claim: what a crashed writer left decides the next version's number."""
         run_id = self.manifest.run_id
@@ -281,17 +293,3 @@ class RunWriter:
             logger.warning(
                 "run %s: version %d stays until the next clean-up: %s", run_id, version, error
             )
-
-
-def _check_adapter(entry: VersionEntry, weights: Payload) -> None:
-    if faults := servable_faults(entry.adapter_config):
-        raise ConfigError(f"version {entry.version} cannot be served: {'; '.join(faults)}")
-    faults = adapter_faults(
-        weights,
-        entry.adapter_config,
-        dtype=entry.dtype,
-        rank=entry.rank,
-        trained=entry.step > 0,
-    )
-    if faults:
-        raise IntegrityError(f"version {entry.version} is not published: {'; '.join(faults)}")

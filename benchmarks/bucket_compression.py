@@ -15,7 +15,7 @@ import zstandard  # type: ignore[import-not-found, unused-ignore]
 RANK, WIDTH, LAYERS, STEPS = 16, 512, 4, 200
 
 
-class LoraLinear(torch.nn.Module):
+class LoraLinear(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """A frozen linear layer with trained factors."""
 
     def __init__(self) -> None:

@@ -125,12 +125,29 @@ def test_publishing_again_with_the_same_bytes_changes_nothing(store: Store) -> N
         writer.publish(1, **version(2))
 
 
-def test_objects_a_crash_left_are_never_overwritten(store: Store) -> None:
-    writer = claim(store)
+def test_a_number_a_crashed_writer_used_is_skipped_and_not_overwritten(store: Store) -> None:
+    claim(store)
     store.create(file_key(RUN, 1, "adapter_model.safetensors"), b"of a crashed writer")
+    writer = claim(store, takeover=True)
     with pytest.raises(IntegrityError, match="crashed writer"):
         writer.publish(1, **version(1))
-    assert claim(store, takeover=True).next_version == 2
+    assert writer.next_version == 2
+    writer.publish(2, **version(2))
+
+
+def test_a_fenced_writer_that_woke_up_cannot_block_a_number(
+    reopen: Callable[[], Store], tmp_path: Path
+) -> None:
+    old = claim(reopen(), "old")
+    new = claim(reopen(), "new", takeover=True)
+    with pytest.raises(FencedError, match="'new'"):
+        old.publish(1, **version(1))
+    entry = new.publish(1, **version(10))
+    folder = fetch_version(reopen(), RUN, entry, tmp_path)
+    assert (folder / "adapter_model.safetensors").read_bytes() == adapter_file(10)
+    with pytest.raises(FencedError):
+        old.publish(1, **version(1))
+    assert fetch_version(reopen(), RUN, entry, tmp_path / "again")
 
 
 def test_orphans_go_once_a_later_version_passed_them(store: Store) -> None:

@@ -9,6 +9,7 @@ import socket
 import uvicorn
 from bucket_lora_proxy.app import Deps, build_deps, create_app
 from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.guard import GuardedProtocol
 
 log = logging.getLogger("bucket_lora_proxy")
 
@@ -31,7 +32,7 @@ class Server(uvicorn.Server):
                 host=config.host,
                 port=config.port,
                 loop="uvloop",
-                http="httptools",
+                http=GuardedProtocol,
                 ws="none",
                 lifespan="on",
                 access_log=False,

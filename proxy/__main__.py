@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bucket_lora_proxy.config import parse_config
+from bucket_lora_proxy.check import report
+from bucket_lora_proxy.config import build_parser, parse_config
 from bucket_lora_proxy.server import Server
 
 from adapter_bucket.errors import ConfigError
@@ -15,8 +16,13 @@ from adapter_bucket.errors import ConfigError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Returns 2 for a wrong setting, 1 if the server can't start."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        config = parse_config(sys.argv[1:] if argv is None else argv, os.environ)
+        config = parse_config(argv, os.environ)
+        text = report(config)  # also reads the certificates
+        if build_parser().parse_args(argv).check:
+            print(text)
+            return 0
     except ConfigError as error:
         print(f"bucket-lora-proxy: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bucket_lora_proxy.auth import check_token, read_tokens
+from bucket_lora_proxy.config_file import read_config_file
 from bucket_lora_proxy.upstream import Origin
 
 from adapter_bucket.errors import ConfigError
@@ -73,23 +74,30 @@ class ProxyConfig:
 
 
 def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> ProxyConfig:
-    """Read flags and environment; flags win.
+    """Read flags, the config file and the environment; flags win over the file.
 
     Raises:
         ConfigError: a value is wrong, a file can't be read, or the bind would be public without
             protection. ``SystemExit`` for an unknown flag, as usual for argparse.
     """
-    args = _parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.config is not None:
+        settings = read_config_file(args.config, parser)
+        replicas = settings.pop("replica", [])
+        parser.set_defaults(**settings)
+        args = parser.parse_args(argv)
+        args.replica = args.replica or replicas  # flags replace the list, they do not extend it
     tokens = _tokens(args.token_file, environ, TOKEN_ENV)
     replica_tokens = _tokens(args.replica_token_file, environ, REPLICA_TOKEN_ENV)
     if len(replica_tokens) > 1:
         raise ConfigError(f"{len(replica_tokens)} replica tokens are given; exactly one is used")
-    files = ("replica", "token_file", "replica_token_file")
+    not_settings = {"config", "check", "replica", "token_file", "replica_token_file"}
     config = ProxyConfig(
         replicas=tuple(Origin.parse(url) for url in args.replica),
         tokens=tokens,
         replica_token=replica_tokens[0] if replica_tokens else None,
-        **{name: value for name, value in vars(args).items() if name not in files},
+        **{name: value for name, value in vars(args).items() if name not in not_settings},
     )
     check_config(config)
     return config
@@ -171,13 +179,15 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bucket-lora-proxy",
         description="One address for several vLLM replicas that serve LoRA policy versions.",
         allow_abbrev=False,
     )
     add = parser.add_argument
+    add("--config", type=Path, metavar="FILE", help="TOML file of settings named like the flags")
+    add("--check", action="store_true", help="check the settings, print them, and stop")
     add("--replica", action="append", default=[], metavar="URL", help="base URL; repeatable")
     add("--host", default=ProxyConfig.host, help="address to listen on (%(default)s)")
     add("--port", type=int, default=ProxyConfig.port, help="0 picks a free one (%(default)s)")

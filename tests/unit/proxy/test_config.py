@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from bucket_lora_proxy.config import ProxyConfig, _parser, parse_config
+import trustme
+from bucket_lora_proxy.__main__ import main
+from bucket_lora_proxy.check import report
+from bucket_lora_proxy.config import ProxyConfig, build_parser, parse_config
 
 from adapter_bucket.errors import ConfigError
 
@@ -20,14 +24,14 @@ def test_the_least_configuration_is_a_replica() -> None:
 
 
 def test_every_setting_has_a_flag() -> None:
-    flags = {action.dest for action in _parser()._actions if action.dest != "help"}
-    from_files = {"replica", "token_file", "replica_token_file"}
+    flags = {action.dest for action in build_parser()._actions if action.dest != "help"}
+    from_files = {"config", "check", "replica", "token_file", "replica_token_file"}
     derived = {"replicas", "tokens", "replica_token"}
     assert flags - from_files == {field.name for field in fields(ProxyConfig)} - derived
 
 
 def test_every_flag_says_what_it_does() -> None:
-    for action in _parser()._actions:
+    for action in build_parser()._actions:
         assert action.help not in (None, argparse.SUPPRESS), action.option_strings
 
 
@@ -111,3 +115,79 @@ def test_a_public_bind_needs_tls_and_token_or_an_explicit_flag(tmp_path: Path) -
 def test_two_replica_tokens_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 replica tokens"):
         parse_config(REPLICA, {"BUCKET_LORA_REPLICA_TOKEN": f"{TOKEN}1 {TOKEN}2"})
+
+
+def test_a_config_file_names_settings_like_the_flags_and_flags_win(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{TOKEN}\n")
+    path = tmp_path / "proxy.toml"
+    path.write_text(
+        'replica = ["http://a:1", "http://b:2"]\nport = 9000\nadapter_wait_s = 5\n'
+        f'allow_broadcast = true\ntoken_file = "{tokens}"\n'
+    )
+    config = parse_config(["--config", str(path), "--port", "9001"], {})
+    assert [origin.url for origin in config.replicas] == ["http://a:1", "http://b:2"]
+    assert (config.port, config.adapter_wait_s, config.allow_broadcast) == (9001, 5.0, True)
+    assert config.tokens == (TOKEN,)
+    one = parse_config(["--config", str(path), *REPLICA], {})
+    assert [origin.url for origin in one.replicas] == ["http://127.0.0.1:9000"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("port = ", "cannot be read"),
+        ("prot = 1", "'prot' .* is no setting; known are: .*port"),
+        ('token = "0123456789abcdef"', "'token' .* is no setting"),
+        ("check = true", "'check' .* is no setting"),
+        ('port = "8000"', "port .* must be a whole number"),
+        ("port = 1.5", "port .* must be a whole number"),
+        ("port = true", "port .* must be a whole number"),
+        ("poll_s = true", "poll_s .* must be a number"),
+        ('replica = "http://a"', "replica .* must be a list of URLs"),
+        ('allow_broadcast = "yes"', "allow_broadcast .* must be true or false"),
+        ("host = 5", "host .* must be text"),
+        ("poll_s = -1", "--poll-s is -1.0; it must be above 0"),
+    ],
+)
+def test_a_config_file_that_cannot_work_is_refused_by_name(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    path = tmp_path / "proxy.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        parse_config([*REPLICA, "--config", str(path)], {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse_config([*REPLICA, "--config", str(tmp_path / "none")], {})
+
+
+def test_the_report_shows_every_setting_and_no_secret(tmp_path: Path) -> None:
+    certificate = trustme.CA().issue_cert("localhost")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.cert_chain_pems[0].write_to_path(str(cert))
+    certificate.private_key_pem.write_to_path(str(key))
+    environ = {"BUCKET_LORA_PROXY_TOKEN": TOKEN, "BUCKET_LORA_REPLICA_TOKEN": TOKEN}
+    argv = [*REPLICA, "--tls-cert", str(cert), "--tls-key", str(key)]
+    text = report(parse_config(argv, environ))
+    assert TOKEN not in text
+    for field in fields(ProxyConfig):
+        assert f"{field.name} = " in text
+    assert "tokens = 1 tokens" in text
+    assert "certificate valid until" in text
+    with pytest.raises(ConfigError, match="expired on"):
+        report(parse_config(argv, environ), now=datetime(9999, 1, 1, tzinfo=UTC))
+
+
+def test_the_report_refuses_files_that_hold_something_else(tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    other.write_text("nothing")
+    with pytest.raises(ConfigError, match="cannot be used together"):
+        report(parse_config([*REPLICA, "--tls-cert", str(other), "--tls-key", str(other)], {}))
+    with pytest.raises(ConfigError, match="holds no certificate authority"):
+        report(parse_config([*REPLICA, "--replica-ca", str(other)], {}))
+
+
+def test_check_prints_the_report_and_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLICA, "--check"]) == 0
+    assert "replicas = http://127.0.0.1:9000" in capsys.readouterr().out
+    assert main(["--check"]) == 2

@@ -1,0 +1,57 @@
+"""``bucket-lora-proxy --check``: what the settings come to, without any secret."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bucket_lora_proxy.config import ProxyConfig
+from cryptography import x509
+
+from adapter_bucket.errors import ConfigError
+
+
+def report(config: ProxyConfig, *, now: datetime | None = None) -> str:
+    """Effective settings, one a line, as they would stand in a config file.
+
+    Raises:
+        ConfigError: the certificate, the key or the authorities cannot be used.
+    """
+    lines = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name == "replicas":
+            shown = ", ".join(origin.url for origin in value)
+        elif field.name == "tokens":
+            shown = f"{len(value)} tokens" if value else "none: no authentication"
+        elif field.name == "replica_token":
+            shown = "set" if value else "none"
+        else:
+            shown = "none" if value is None else str(value)
+        lines.append(f"{field.name} = {shown}")
+    if config.tls_cert is not None and config.tls_key is not None:
+        lines.append(_certificate(config.tls_cert, config.tls_key, now or datetime.now(UTC)))
+    if config.replica_ca is not None:
+        try:
+            ssl.create_default_context(cafile=config.replica_ca)
+        except ssl.SSLError as error:
+            raise ConfigError(
+                f"--replica-ca {config.replica_ca} holds no certificate authority: {error}"
+            ) from error
+    return "\n".join(lines)
+
+
+def _certificate(cert: Path, key: Path, now: datetime) -> str:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+        certificate = x509.load_pem_x509_certificate(cert.read_bytes())
+    except (ssl.SSLError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"--tls-cert {cert} and --tls-key {key} cannot be used together: {error}"
+        ) from error
+    until = certificate.not_valid_after_utc
+    if until <= now:
+        raise ConfigError(f"the certificate in --tls-cert {cert} expired on {until:%Y-%m-%d}")
+    return f"certificate valid until {until:%Y-%m-%d}"

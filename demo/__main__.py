@@ -32,6 +32,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     # SIGTERM like Ctrl-C: both unwind through the context managers, which stop every process.
+    # SIGINT too, because a shell leaves it ignored for what it starts in the background.
+    signal.signal(signal.SIGINT, _raise_interrupt)
     signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         run(options.out.resolve(), steps=options.steps, s3=options.s3)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Train, and write the metrics of every step."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # A shell that starts a command in the background leaves SIGINT ignored, for its children too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = _arguments()
     from demo.cpu_trl import make_trl_run_on_cpu
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from adapter_bucket.status import slots_needed
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -35,11 +37,6 @@ class Admission:
     """Runs that cannot be served while things stay as they are, with what to change."""
     unkept: dict[str, str] = field(default_factory=dict)
     """Ended runs for whose newest version no slot is left."""
-
-
-def slots_needed(window: int) -> int:
-    """Slots of a running run: its window, and one for the version being loaded."""
-    return window + 1
 
 
 def admit(demands: Iterable[Demand], slots: int, admitted: Sequence[str]) -> Admission:

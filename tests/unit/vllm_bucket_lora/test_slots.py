@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_bucket_lora.slots import Demand, admit, retired, slots_needed, to_load
+from adapter_bucket.status import slots_needed
+from vllm_bucket_lora.slots import Demand, admit, retired, to_load
 
 
 def running(run_id: str, window: int = 3, *, idle: bool = False, at: float = 0.0) -> Demand:

@@ -8,6 +8,7 @@ chunk: it can never be taken for a complete answer.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ class Forwarder:
             last = not others or len(tried) == self._config.max_attempts
             self._metrics.routed(choice.outcome, job.prompt.tokens, choice.matched_tokens)
             replica.in_flight += 1
+            replica.breaker.begin()
             try:
                 with self._router.working(choice, job.prompt):
                     status = await self._attempt(job, replica, last=last)
@@ -152,6 +154,7 @@ class Forwarder:
                     return status
             finally:
                 replica.in_flight -= 1
+                replica.breaker.forget()
         raise self._gave_up(job, tried, fault)
 
     async def _attempt(self, job: Job, replica: Replica, *, last: bool) -> str | None:
@@ -166,6 +169,8 @@ class Forwarder:
         )
         with response:
             status = response.status
+            if status >= 500:
+                replica.breaker.fail(asyncio.get_running_loop().time())
             if status == 404 and await self._lacks_adapter(job, replica, response):
                 self._metrics.retries.labels("not_ready").inc()
                 return None
@@ -176,6 +181,8 @@ class Forwarder:
                 await self._stream(job, response)
             else:
                 await self._whole(job, response)
+            if status == 200:
+                replica.breaker.succeed()
             return str(status)
 
     async def _lacks_adapter(self, job: Job, replica: Replica, response: Response) -> bool:
@@ -213,6 +220,8 @@ class Forwarder:
 
     def _note(self, replica: Replica, error: UpstreamError) -> None:
         self._metrics.retries.labels(type(error).__name__).inc()
+        if not isinstance(error, AnswerTooLarge):
+            replica.breaker.fail(asyncio.get_running_loop().time())
         if not isinstance(error, UpstreamTimeout | AnswerTooLarge):
             self._watcher.failed(replica, str(error))
 

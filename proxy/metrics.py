@@ -29,11 +29,17 @@ class _FleetState(Collector):
         ready = GaugeMetricFamily(
             "bucket_lora_proxy_adapters_ready", "Adapters ready on a replica", labels=["replica"]
         )
+        tripped = GaugeMetricFamily(
+            "bucket_lora_proxy_breaker_open",
+            "1 for a replica whose generations keep failing",
+            labels=["replica"],
+        )
         for replica in self._fleet.replicas:
+            tripped.add_metric([replica.url], float(not replica.breaker.closed))
             up.add_metric([replica.url], float(replica.in_rotation))
             flying.add_metric([replica.url], replica.in_flight)
             ready.add_metric([replica.url], len(replica.ready))
-        yield from (up, flying, ready)
+        yield from (up, flying, ready, tripped)
 
 
 class Metrics:

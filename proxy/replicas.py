@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from bucket_lora_proxy.breaker import Breaker
 from bucket_lora_proxy.readiness import on_fleet, on_replica
 from bucket_lora_proxy.upstream import Origin, Pool
 
@@ -53,6 +54,7 @@ class Replica:
         """Why it gets no generations although it is up; set and cleared by whoever holds it."""
         self.draining = False
         """Somebody asked that it gets no new generations; running ones end as usual."""
+        self.breaker = Breaker()
         self.status: ReplicaStatus | None = None
         """Its last status; ``None`` if it is down, or has no bucket-lora plugin."""
         self.base_models: frozenset[str] = frozenset()
@@ -181,8 +183,13 @@ class Fleet:
         return [replica for replica in self.replicas if replica.in_rotation]
 
     def serving(self, model: str | None) -> list[Replica]:
-        """Replicas to which a generation for this model may be sent now."""
-        return [replica for replica in self.replicas if replica.serves(model)]
+        """Replicas to which a generation for this model may be sent now.
+
+        Those whose generations keep failing are left out, unless there is no other.
+        """
+        found = [replica for replica in self.replicas if replica.serves(model)]
+        now = asyncio.get_running_loop().time()
+        return [replica for replica in found if replica.breaker.allows(now)] or found
 
     def adapter(self, name: str, *, need_all: bool = False) -> AdapterStatus:
         """State of an adapter on the replicas that are up."""

@@ -307,3 +307,33 @@ async def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(
     await proxy.until_up(2)
     assert (await proxy.request("POST", "/proxy/drain?replica=http://x")).status == 404
     assert (await proxy.get("/proxy/drain")).status == 405
+
+
+@pytest.mark.parametrize("fault", [cut_body, status_500])
+async def test_a_replica_whose_generations_keep_failing_is_left_alone_and_tried_again(
+    harness: Harness, fault: Behaviour
+) -> None:
+    bad, good = await harness.replicas(2, "run-v1")
+    bad.behaviour = fault
+    proxy = await harness.proxy(bad, good)
+    for number in range(100):
+        assert (await proxy.generate("run-v1", prompt=[number])).status == 200
+    assert 5 <= len(bad.generations) <= 7  # it opens at 5; a trial may fall into this test
+    page = (await proxy.get("/metrics")).body.decode()
+    assert f'bucket_lora_proxy_breaker_open{{replica="{bad.url}"}} 1.0' in page
+    bad.behaviour = None
+    await asyncio.sleep(2.1)
+    for number in range(100, 120):
+        assert (await proxy.generate("run-v1", prompt=[number])).status == 200
+    assert len(bad.generations) > 8
+
+
+async def test_an_open_breaker_is_no_outage_where_there_is_no_other_replica(
+    harness: Harness,
+) -> None:
+    replica = await harness.replica(StandIn(ready={"run-v1"}, behaviour=status_500))
+    proxy = await harness.proxy(replica)
+    for _ in range(6):
+        assert (await proxy.generate("run-v1")).status == 500
+    replica.behaviour = None
+    assert (await proxy.generate("run-v1")).status == 200

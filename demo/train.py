@@ -40,7 +40,7 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "output_dir": str(options.out),
         "max_steps": options.steps,
-        "learning_rate": 3e-3,
+        "learning_rate": 2e-3,
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 2,
         "num_generations": 8,

@@ -42,7 +42,7 @@ def processes_naming(path: Path) -> list[str]:
 
 
 def test_the_demo_learns_and_writes_its_report(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path / "out", "--steps", "60")
+    demo = start_demo(tmp_path / "out", "--steps", "80")
     output, _ = demo.communicate(timeout=500)
     assert demo.returncode == 0, output[-3000:]
     for phrase in ("reward, first", "ratio", "snapshot", "publish", "ready", "stale", "replica-2"):

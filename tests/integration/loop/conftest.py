@@ -30,7 +30,7 @@ from tests.s3_servers import S3Server, seaweed, seaweed_pair
 __all__ = ["seaweed", "seaweed_pair"]
 
 RUN_ID = "loop"
-FIRST_RUN_STEPS = 60
+FIRST_RUN_STEPS = 80
 
 
 @dataclass
@@ -98,7 +98,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, seaweed: S3Server) -> Iterat
 
 @pytest.fixture(scope="package")
 def first_run(fleet: Fleet) -> list[dict[str, Any]]:
-    """Metrics of a run of sixty steps over the bucket."""
+    """Metrics of a whole run over the bucket."""
     trainer = fleet.start_trainer("first", steps=FIRST_RUN_STEPS)
     fleet.wait_trained(trainer, timeout_s=240)
     return fleet.metrics("first")

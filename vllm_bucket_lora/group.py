@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from adapter_bucket.manifest import RunState
 from vllm_bucket_lora.slots import Admission
 
 logger = logging.getLogger(__name__)
@@ -23,12 +22,16 @@ TICK_S = 0.02
 """How often a process looks whether another one's file changed. A stat in memory: microseconds."""
 
 
+UNREAD = "unread"
+
+
 class RunView(BaseModel):
     """One run as one process sees it."""
 
     model_config = ConfigDict(frozen=True)
 
-    state: RunState
+    state: str
+    """What the manifest says, or ``UNREAD`` if none could be read yet."""
     latest: int
     window: int
     published: list[int] = []

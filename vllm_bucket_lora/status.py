@@ -11,17 +11,18 @@ from adapter_bucket.layout import adapter_name, parse_adapter_name
 from adapter_bucket.manifest import RunState
 from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus, RunStatus
 from vllm_bucket_lora.acceptance import Served
-from vllm_bucket_lora.group import RunView, ServerState
+from vllm_bucket_lora.group import UNREAD, RunView, ServerState
 from vllm_bucket_lora.run import Run
 from vllm_bucket_lora.slots import Admission
 
 
 def view_of(run: Run, ready: Sequence[int], admission: Admission) -> RunView | None:
-    """One run as this process sees it, or ``None`` before its first manifest."""
+    """One run as this process sees it, or ``None`` if there is nothing to say of it yet."""
     if run.manifest is None:
-        return None
+        # Unsigned, malformed, unreadable: the reason must be seen, though nothing can be believed.
+        return RunView(state=UNREAD, latest=0, window=1, fault=run.fault) if run.fault else None
     return RunView(
-        state=run.manifest.state,
+        state=run.manifest.state.value,
         latest=run.manifest.latest,
         window=run.manifest.window,
         published=sorted(run.entries()),
@@ -64,7 +65,7 @@ def replica_status(server: ServerState, served: Served, replica_id: str) -> Repl
     """The answer of ``GET /bucket_lora/status``."""
     runs = {
         run_id: RunStatus(
-            state=view.state.value,
+            state=view.state,
             latest=view.latest,
             window=view.window,
             ready=view.ready,
@@ -120,7 +121,7 @@ def _adapter_state(
     if version > view.latest:
         why = view.fault or f"it is not published yet; the newest version is {view.latest}"
         return ReadyState.PENDING, why
-    superseded = view.state is not RunState.RUNNING and version < view.latest
+    superseded = view.state != RunState.RUNNING.value and version < view.latest
     if version not in view.published or superseded:
         served = ", ".join(map(str, view.ready)) or "none"
         return ReadyState.RETIRED, f"it left the window; ready versions: {served}"

@@ -9,7 +9,7 @@ from vllm_bucket_lora.group import RunView, ServerGroup, ServerState
 from vllm_bucket_lora.slots import Admission
 
 STATE = ServerState(
-    runs={"run": RunView(state=RunState.RUNNING, latest=2, window=3, refused={1: "rank"})},
+    runs={"run": RunView(state=RunState.RUNNING.value, latest=2, window=3, refused={1: "rank"})},
     holds=["run-v2"],
     admission=Admission(keep={"run": 3}, running=("run",)),
 )

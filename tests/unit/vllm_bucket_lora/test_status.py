@@ -11,7 +11,7 @@ from vllm_bucket_lora.group import RunView, ServerState
 from vllm_bucket_lora.status import adapter_status, join, replica_status
 
 VIEW = RunView(
-    state=RunState.RUNNING,
+    state=RunState.RUNNING.value,
     latest=7,
     window=3,
     published=[5, 6, 7],
@@ -62,7 +62,7 @@ def test_a_failing_version_is_pending_with_its_reason() -> None:
 
 
 def test_older_versions_of_an_ended_run_are_retired() -> None:
-    ended = VIEW.model_copy(update={"state": RunState.FINISHED, "ready": [7]})
+    ended = VIEW.model_copy(update={"state": RunState.FINISHED.value, "ready": [7]})
     assert state("run-v6", ended)[0] is ReadyState.RETIRED
     assert state("run-v7", ended)[0] is ReadyState.READY
 

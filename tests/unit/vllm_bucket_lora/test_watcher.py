@@ -222,6 +222,10 @@ def test_with_keys_an_unsigned_run_is_not_believed(
             await bench.until(lambda: run.fault is not None)
             assert "IntegrityError" in str(run.fault)
             assert bench.ready() == []
+            answer = await bench.service.answer("run-a-v1", 0.0)
+            assert answer.adapter is not None
+            assert "IntegrityError" in str(answer.adapter.reason)
+            assert "IntegrityError" in str(answer.runs["run-a"].error)
 
     asyncio.run(scenario())
 

@@ -28,6 +28,7 @@ from adapter_bucket.s3_transfer import (
     download,
     etag_of,
     head_of,
+    md5_of,
     read_body,
     upload_parts,
 )
@@ -211,9 +212,15 @@ class S3Store:
         return self._calls.run(key, call, size_bytes=max_bytes or 0)
 
     def _put(self, key: str, data: Payload, **condition: Any) -> str:
+        digest = md5_of(data)
+
         def call(client: S3Client, _: Deadline) -> str:
             response = client.put_object(
-                Bucket=self._bucket, Key=self._key(key), Body=body_of(data), **condition
+                Bucket=self._bucket,
+                Key=self._key(key),
+                Body=body_of(data),
+                ContentMD5=digest,
+                **condition,
             )
             return etag_of(response, key)
 

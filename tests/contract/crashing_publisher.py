@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -83,11 +84,18 @@ def main() -> None:
             continue
         child = os.fork()
         if child == 0:
-            publish(url, run_id, point)
+            try:
+                publish(url, run_id, point)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
             os._exit(0)
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:
             print(json.dumps({"came_through": point}), flush=True)
             return
+        if code != -signal.SIGKILL:
+            raise SystemExit(f"life {point} failed")  # its traceback stands above
         point += step
 
 

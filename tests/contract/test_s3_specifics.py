@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -121,3 +126,38 @@ def test_read_check_write_still_refuses_what_it_sees(s3_server: S3Server) -> Non
     store.delete([KEY])
     with pytest.raises(PreconditionFailed):
         store.replace(KEY, b"three", etag=second)
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from adapter_bucket import s3_transfer
+from adapter_bucket.stores import open_store
+
+store = open_store(sys.argv[1])
+etag = store.create("key", b"whole")
+
+
+class Dying(s3_transfer.ViewBody):
+    def readinto(self, buffer):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+s3_store = sys.modules["adapter_bucket.s3_store"]
+s3_store.body_of = Dying
+store.replace("key", b"x" * 3000, etag=etag)
+"""
+
+
+def test_a_put_that_dies_within_its_body_stores_nothing(s3_server: S3Server) -> None:
+    bucket = s3_server.new_bucket()
+    process = subprocess.run(
+        [sys.executable, "-c", DYING, s3_server.url(bucket)],
+        env={**os.environ, **s3_server.environment},
+        timeout=60,
+    )
+    assert process.returncode == -signal.SIGKILL
+    time.sleep(0.5)  # a store that keeps the torso does it once it noticed the end
+    found = S3Store(s3_server.settings(bucket)).get("key")
+    assert isinstance(found, StoredObject)
+    assert found.data == b"whole"

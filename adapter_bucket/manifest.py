@@ -33,7 +33,7 @@ FORMAT_VERSION = 1
 
 MAX_MANIFEST_BYTES = 1024 * 1024
 """A manifest is a few KB, about 1 KB per kept version. A larger object than this is not parsed: the
-worst document of this size costs a reader 0.8 s of CPU and 50 MB."""
+worst document of this size costs a reader about 1 s of CPU and 350 MB at its peak."""
 
 MAX_INT = 2**53
 """Largest integer that every JSON reader holds exactly."""

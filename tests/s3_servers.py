@@ -156,6 +156,9 @@ def seaweed_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S3S
     command = [
         _command("weed"), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         "-master.telemetry=false", "-webdav=false", "-admin.ui=false",
+        # Every bucket takes a volume of its own; by default the free disk space decides how many
+        # there may be, and some seventy buckets later no put succeeds any more.
+        "-volume.max=5000", "-master.volumeSizeLimitMB=64",
         f"-s3.port={http}", f"-s3.port.https={https}", f"-s3.cert.file={crt}",
         f"-s3.key.file={key}", "-s3.port.iceberg=0", "-s3.port.lance=0",
         *(f"-{name}.port={port}" for name, port in ports.items()),

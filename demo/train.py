@@ -41,6 +41,9 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
         "output_dir": str(options.out),
         "max_steps": options.steps,
         "learning_rate": 2e-3,
+        # The first steps come from few samples; at full rate they decide too much.
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 10,
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 2,
         "num_generations": 8,

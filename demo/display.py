@@ -64,8 +64,10 @@ class Display:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Show the newest step."""
-        step, reward = int(row["step"]), row.get("reward") or 0.0
-        figures = f"reward {reward:.2f}"
+        if row.get("reward") is None:  # the trainer's closing row
+            return
+        step = int(row["step"])
+        figures = f"reward {row['reward']:.2f}"
         if row.get("bucket/version") is not None:
             figures += (
                 f"  version {row['bucket/version']:.0f}  lag {row['bucket/lag']:.0f}"

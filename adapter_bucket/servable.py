@@ -44,6 +44,18 @@ _NOT_LINEAR = frozenset(
 """Last name of embedding and head modules in the model families of the Hub."""
 
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM's ``--max-lora-rank`` takes. *Source*: vLLM 0.31 ``config/lora.py``."""
+
+
+def rank_remedy(rank: int) -> str:
+    """What to do about a server whose ``--max-lora-rank`` is below ``rank``."""
+    needed = next((value for value in LORA_RANKS if value >= rank), None)
+    if needed is None:
+        return f"vLLM serves at most rank {LORA_RANKS[-1]}"
+    return f"start the server with --max-lora-rank {needed}"
+
+
 def servable_faults(adapter_config: Mapping[str, Any]) -> list[str]:
     """Say why vLLM would not serve exactly what this adapter means.
 

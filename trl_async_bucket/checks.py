@@ -10,11 +10,8 @@ from typing import Any
 
 from adapter_bucket.base_model import BaseModelRef, mismatch
 from adapter_bucket.errors import ConfigError
-from adapter_bucket.servable import servable_faults
+from adapter_bucket.servable import rank_remedy, servable_faults
 from adapter_bucket.status import ReplicaStatus, slots_needed
-
-VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values vLLM accepts for ``--max-lora-rank``. Source: ``vllm.config.lora.MaxLoRARanks``."""
 
 
 def check_adapter_config(adapter_config: Mapping[str, Any]) -> None:
@@ -59,7 +56,7 @@ def check_replicas(
         if replica.max_lora_rank < rank:
             raise ConfigError(
                 f"replica {url} was started with --max-lora-rank {replica.max_lora_rank}, but the "
-                f"adapter has rank {rank}. Start it with --max-lora-rank {_round_rank(rank)}"
+                f"adapter has rank {rank}: {rank_remedy(rank)}"
             )
         needed = slots_needed(window)
         if replica.max_loras < needed:
@@ -82,7 +79,3 @@ def serving_dtype(replicas: Mapping[str, ReplicaStatus]) -> str:
         listed = ", ".join(f"{url}: {dtype}" for url, dtype in dtypes.items())
         raise ConfigError(f"the replicas serve in different dtypes ({listed}); set bucket_dtype")
     return next(iter(dtypes.values()))
-
-
-def _round_rank(rank: int) -> int:
-    return next((allowed for allowed in VLLM_LORA_RANKS if allowed >= rank), VLLM_LORA_RANKS[-1])

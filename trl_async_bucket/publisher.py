@@ -88,7 +88,6 @@ class Publisher:
         self._changed = threading.Condition()
         self._free: list[SnapshotLike] = list(buffers)
         self._pending: Snapshot | None = None
-        self._active: Snapshot | None = None
         self._error: Exception | None = None
         self._stopping = False
         self._aborted = False
@@ -204,18 +203,17 @@ class Publisher:
                 self._changed.wait_for(lambda: self._pending is not None or self._stopping)
                 if self._pending is None:
                     return
-                self._active, self._pending = self._pending, None
+                active, self._pending = self._pending, None
             try:
-                record = self._sync(self._active)
+                record = self._sync(active)
             except Exception as error:  # the thread's boundary: raised again in the trainer
-                logger.error("publishing version %d failed: %s", self._active.version, error)
+                logger.error("publishing version %d failed: %s", active.version, error)
                 with self._changed:
                     self._error = error
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._free.append(self._active.buffer)
-                self._active = None
+                self._free.append(active.buffer)
                 if record is not None:
                     self._records.append(record)
                     self._ready_version = record.version

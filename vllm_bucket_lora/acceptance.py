@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 from adapter_bucket.base_model import BaseModelRef, mismatch
 from adapter_bucket.manifest import Manifest, VersionEntry
-from adapter_bucket.servable import largest_rank, servable_faults
+from adapter_bucket.servable import largest_rank, rank_remedy, servable_faults
 
 ADAPTER_KIND = "lora"
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that ``--max-lora-rank`` takes (vLLM 0.31 ``config/lora.py``)."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,8 @@ def version_fault(entry: VersionEntry, served: Served) -> str | None:
         return "vLLM cannot serve this adapter: " + "; ".join(faults)
     rank = max(entry.rank, largest_rank(entry.adapter_config))
     if rank > served.max_lora_rank:
-        needed = next((value for value in RANKS if value >= rank), None)
-        remedy = (
-            f"start the server with --max-lora-rank {needed}"
-            if needed
-            else f"vLLM serves at most rank {RANKS[-1]}"
-        )
         return (
-            f"rank {rank} is above this server's --max-lora-rank {served.max_lora_rank}; {remedy}"
+            f"rank {rank} is above this server's --max-lora-rank {served.max_lora_rank}; "
+            f"{rank_remedy(rank)}"
         )
     return None

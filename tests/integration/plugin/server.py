@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from adapter_bucket.status import ReplicaStatus
+from demo.processes import free_port
 
 START_S = 240.0
 """Longest start: two engines on a busy machine with two cores."""
@@ -87,13 +87,6 @@ class Server:
         )
         choice: dict[str, Any] = answer["choices"][0]
         return choice
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def command(model: str, port: int, flags: Sequence[str]) -> list[str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.plugin.server import command, environment, free_port
+from demo.processes import free_port
+from tests.integration.plugin.server import command, environment
 
 pytestmark = pytest.mark.slow
 

@@ -34,6 +34,13 @@ class PrefixIndex:
         self._count = [0] * slots
         self._capacity = [DEFAULT_BLOCKS] * slots
 
+    def add_slot(self) -> int:
+        """Make room for one more replica; returns its slot."""
+        self._recency.append(OrderedDict())
+        self._count.append(0)
+        self._capacity.append(DEFAULT_BLOCKS)
+        return len(self._count) - 1
+
     def blocks(self, slot: int) -> int:
         """How many blocks a replica is taken to hold."""
         return self._count[slot]

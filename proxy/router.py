@@ -56,6 +56,22 @@ class Router:
         self._placed = [0.0] * slots
         """Work of the last new prompts that each replica was given, fading."""
         self._turn = 0
+        self._free: list[int] = []
+        """Slots of replicas that left."""
+
+    def take_slot(self) -> int:
+        """A slot for a replica that joins."""
+        if self._free:
+            return self._free.pop()
+        self._placed.append(0.0)
+        return self.index.add_slot()
+
+    def free_slot(self, slot: int) -> None:
+        """Forget a replica that left; its slot is used again, so nothing may be added to it."""
+        self.index.drop_slot(slot)
+        self.index.set_capacity(slot, None)
+        self._placed[slot] = 0.0
+        self._free.append(slot)
 
     def pick(
         self, candidates: Sequence[R], prompt: Prompt, *, tried: Sequence[R] = ()

@@ -269,6 +269,22 @@ def test_a_group_goes_to_one_replica_and_groups_are_spread() -> None:
     assert sorted(slot for _, slot in set(chosen)) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def test_a_slot_is_used_again_and_nothing_of_its_last_replica_is_left() -> None:
+    router = Router(0)
+    first, second = Bare(router.take_slot()), Bare(router.take_slot())
+    choice = router.pick([first], prompt(IDS))
+    assert choice is not None
+    with router.working(choice, prompt(IDS)):
+        pass
+    router.free_slot(first.slot)
+    third, fourth = Bare(router.take_slot()), Bare(router.take_slot())
+    assert (third.slot, second.slot, fourth.slot) == (first.slot, 1, 2)
+    choice = router.pick([third, fourth], prompt(IDS))
+    assert choice is not None
+    assert choice.outcome == "new"
+    assert router.index.blocks(third.slot) == 0
+
+
 def test_outstanding_work_is_taken_off_on_every_way_out() -> None:
     router, replica = Router(1), Bare(0)
     choice = router.pick([replica], prompt(IDS))

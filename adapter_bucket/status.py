@@ -16,7 +16,7 @@ STATUS_PATH = "/bucket_lora/status"
 ADAPTER_PARAM = "adapter"
 WAIT_PARAM = "wait"
 NEED_PARAM = "need"
-"""``any`` (default) or ``all``: on how many replicas the proxy waits for the adapter."""
+"""``any`` (default), ``all`` or a number: on how many replicas the proxy waits for the adapter."""
 
 MAX_WAIT_S = 30.0
 """Longest long-poll a server grants, whatever the client asks: below usual gateway limits."""

@@ -19,6 +19,8 @@ from bucket_lora_proxy.watcher import MAX_CONTROL_BYTES, Watcher
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from adapter_bucket.errors import ConfigError
+from adapter_bucket.ready_policy import ReadyPolicy
 from adapter_bucket.status import (
     ADAPTER_PARAM,
     MAX_WAIT_S,
@@ -71,24 +73,22 @@ class Endpoints:
         """The fleet's status; with ``adapter``, once that adapter's fate is known or time is up."""
         query = request.query_params
         name = query.get(ADAPTER_PARAM)
-        need_all = _need_all(query.get(NEED_PARAM, "any"))
+        policy = _policy(query.get(NEED_PARAM, "any"))
         wait_s = _wait_s(query.get(WAIT_PARAM, "0"))
         if name is not None and wait_s > 0:
             async with CancelOnDisconnect(request.receive), self._watcher.awaiting(name):
-                await self._fleet.changed_until(
-                    lambda: self._settled(name, need_all=need_all), wait_s
-                )
+                await self._fleet.changed_until(lambda: self._settled(name, policy), wait_s)
         replicas, errors = {}, {}
         for replica in self._fleet.replicas:
             replicas[replica.url] = replica.status
             if replica.status is None:
                 errors[replica.url] = NO_PLUGIN if replica.up else replica.reason
-        adapter = self._fleet.adapter(name, need_all=need_all) if name is not None else None
+        adapter = self._fleet.adapter(name, policy) if name is not None else None
         document = FleetStatus(replicas=replicas, errors=errors, adapter=adapter)
         return Response(document.model_dump_json(), media_type="application/json")
 
-    def _settled(self, name: str, *, need_all: bool) -> bool:
-        return self._fleet.adapter(name, need_all=need_all).state is not ReadyState.PENDING
+    def _settled(self, name: str, policy: ReadyPolicy) -> bool:
+        return self._fleet.adapter(name, policy).state is not ReadyState.PENDING
 
     async def models(self, request: Request) -> Response:
         """Models that every replica in rotation lists, with the smallest ``max_model_len``."""
@@ -209,10 +209,11 @@ async def _small_body(request: Request) -> bytes:
     )
 
 
-def _need_all(value: str) -> bool:
-    if value not in ("any", "all"):
-        raise ApiError(400, ErrorType.BAD_REQUEST, f"{NEED_PARAM} is {value[:50]!r}: any or all")
-    return value == "all"
+def _policy(need: str) -> ReadyPolicy:
+    try:
+        return ReadyPolicy.from_need(need)
+    except ConfigError as error:
+        raise ApiError(400, ErrorType.BAD_REQUEST, str(error)) from None
 
 
 def _wait_s(value: str) -> float:

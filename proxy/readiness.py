@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from adapter_bucket.layout import parse_adapter_name
+from adapter_bucket.ready_policy import ReadyPolicy
 from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus
 
 
@@ -38,14 +39,16 @@ def on_replica(status: ReplicaStatus, name: str) -> AdapterStatus:
     return AdapterStatus(name=name, state=ReadyState.PENDING, reason=reason)
 
 
-def on_fleet(views: Mapping[str, AdapterStatus], name: str, *, need_all: bool) -> AdapterStatus:
+def on_fleet(
+    views: Mapping[str, AdapterStatus], name: str, *, policy: ReadyPolicy
+) -> AdapterStatus:
     """State of an adapter on the fleet.
 
     Args:
         views: by replica URL, for every replica that answers. A replica that is down is not
             counted: it is not sent anything before it is back and has the adapter ready.
         name: the adapter.
-        need_all: ready means on every one of them, else on at least one.
+        policy: on how many of them it must be ready.
 
     Returns:
         Ready as soon as enough replicas are; refused or retired once that cannot happen any more;
@@ -55,15 +58,18 @@ def on_fleet(views: Mapping[str, AdapterStatus], name: str, *, need_all: bool) -
     ready, total = counts[ReadyState.READY], len(views)
     lost = counts[ReadyState.REFUSED] + counts[ReadyState.RETIRED]
     reason: str | None = None
-    if total and ready >= (total if need_all else 1):
+    required = policy.required(total)
+    if total and ready >= required:
         state = ReadyState.READY
-    elif total and lost >= (1 if need_all else total):
+    elif total >= required and total - lost < required:
         refused = counts[ReadyState.REFUSED] > 0
         state = ReadyState.REFUSED if refused else ReadyState.RETIRED
         reason = _reason(views, state)
     else:
         state = ReadyState.PENDING
         reason = _reason(views, state) if total else "no replica answers"
+        if 0 < total < required:
+            reason = f"only {total} of {required} replicas answer; {reason}"
     return AdapterStatus(name=name, state=state, reason=reason, ready_on=ready, replicas=total)
 
 

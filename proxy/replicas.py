@@ -14,6 +14,7 @@ from bucket_lora_proxy.breaker import Breaker
 from bucket_lora_proxy.readiness import on_fleet, on_replica
 from bucket_lora_proxy.upstream import Origin, Pool
 
+from adapter_bucket.ready_policy import ANY, ReadyPolicy
 from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus
 
 VERDICT_AGE_S = 5.0
@@ -191,11 +192,11 @@ class Fleet:
         now = asyncio.get_running_loop().time()
         return [replica for replica in found if replica.breaker.allows(now)] or found
 
-    def adapter(self, name: str, *, need_all: bool = False) -> AdapterStatus:
+    def adapter(self, name: str, policy: ReadyPolicy = ANY) -> AdapterStatus:
         """State of an adapter on the replicas that are up."""
         now = asyncio.get_running_loop().time()
         views = {replica.url: replica.view(name, now) for replica in self.up()}
-        return on_fleet(views, name, need_all=need_all)
+        return on_fleet(views, name, policy=policy)
 
     def notify(self) -> None:
         """Wake everything that waits for a change."""

@@ -12,6 +12,7 @@ from bucket_lora_proxy.request_body import read_envelope
 from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import parse_models
 
+from adapter_bucket.ready_policy import ALL, ANY, ReadyPolicy
 from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus, RunStatus
 
 
@@ -73,11 +74,34 @@ def test_the_fleet_is_as_ready_as_needed(
         f"http://r{index}": AdapterStatus(name="run-v1", state=state, reason="because")
         for index, state in enumerate(states)
     }
-    for all_needed, expected in ((False, need_any), (True, need_all)):
-        view = on_fleet(views, "run-v1", need_all=all_needed)
+    for policy, expected in ((ANY, need_any), (ALL, need_all)):
+        view = on_fleet(views, "run-v1", policy=policy)
         assert view.state is expected
         assert (view.replicas, view.ready_on) == (len(states), states.count(READY))
         assert expected is READY or view.reason
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([READY], PENDING),
+        ([READY, READY], READY),
+        ([READY, READY, PENDING], READY),
+        ([READY, PENDING, REFUSED], PENDING),
+        ([READY, REFUSED, RETIRED], REFUSED),
+    ],
+)
+def test_a_quorum_of_two_can_still_come_while_two_may_be_ready(
+    states: list[ReadyState], expected: ReadyState
+) -> None:
+    views = {
+        f"http://r{index}": AdapterStatus(name="run-v1", state=state, reason="because")
+        for index, state in enumerate(states)
+    }
+    view = on_fleet(views, "run-v1", policy=ReadyPolicy.from_need("2"))
+    assert view.state is expected
+    if len(states) == 1:
+        assert "only 1 of 2 replicas answer" in str(view.reason)
 
 
 def test_headers_of_one_hop_are_dropped_in_both_directions() -> None:

@@ -16,9 +16,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from adapter_bucket.errors import BucketError, IntegrityError, ObjectNotFound
 from adapter_bucket.layout import heartbeat_key, parse_heartbeat_key, replicas_prefix
-from adapter_bucket.manifest import FORMAT_VERSION, MAX_INT, READABLE, RunId, brief
+from adapter_bucket.manifest import FORMAT_VERSION, RunId, brief
 from adapter_bucket.status import ReplicaStatus
 from adapter_bucket.store import NotModified, Store
+from adapter_bucket.wire import MAX_INT, READABLE
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
@@ -24,7 +23,9 @@ from pydantic import (
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.errors import ConfigError, IntegrityError
 from adapter_bucket.layout import ADAPTER_FILES, MAX_VERSION, WEIGHTS_FILE, check_run_id
+from adapter_bucket.probe import Probe
 from adapter_bucket.signing import BLANK, SigningKeys
+from adapter_bucket.wire import MAX_INT, READABLE
 
 NO_KEYS = SigningKeys()
 
@@ -35,14 +36,8 @@ MAX_MANIFEST_BYTES = 1024 * 1024
 """A manifest is a few KB, about 1 KB per kept version. A larger object than this is not parsed: the
 worst document of this size costs a reader about 1 s of CPU and 350 MB at its peak."""
 
-MAX_INT = 2**53
-"""Largest integer that every JSON reader holds exactly."""
-
 MAX_FILE_BYTES = 64 * 1024**3
 """Upper limit of one adapter file: more is a mistake, not an adapter."""
-
-READABLE = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
-"""Unknown fields are kept and ignored, so that a newer minor writer can add optional ones."""
 
 
 def _valid_run_id(value: str) -> str:
@@ -117,8 +112,8 @@ class VersionEntry(BaseModel):
     """The content of ``adapter_config.json``, so that a reader needs one GET for the weights."""
     kind: str = "lora"
     """Leaves room for other kinds of version. A reader skips an entry whose kind it lacks."""
-    probe: dict[str, Any] | None = None
-    """Reserved: a token sequence with the trainer's logprobs, checked before a version is ready."""
+    probe: Probe | None = None
+    """What a replica's engine must compute before the version is ready there."""
 
     @model_validator(mode="after")
     def _lora_has_its_files(self) -> Self:

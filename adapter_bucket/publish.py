@@ -35,6 +35,7 @@ from adapter_bucket.layout import (
     parse_version_key,
 )
 from adapter_bucket.manifest import Manifest, RunState, VersionEntry, brief
+from adapter_bucket.probe import Probe
 from adapter_bucket.retention import dead_versions, split
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Payload, Store
@@ -155,7 +156,7 @@ class RunWriter:
         adapter_config: Mapping[str, Any],
         rank: int,
         dtype: str,
-        probe: Mapping[str, Any] | None = None,
+        probe: Probe | None = None,
     ) -> VersionEntry:
         """Commit one version.
 
@@ -170,7 +171,7 @@ class RunWriter:
             adapter_config: Content of ``adapter_config.json``, plain JSON values.
             rank: Largest rank of any module.
             dtype: dtype of the tensors, without ``torch.``.
-            probe: Reserved for a token sequence with the trainer's own logprobs.
+            probe: What a replica must compute before the version is ready there; see ``probe``.
 
         Raises:
             ConfigError: the version is not greater than the latest one, or the config names a
@@ -192,7 +193,7 @@ class RunWriter:
                 rank=rank,
                 dtype=dtype,
                 adapter_config=json.loads(config),
-                probe=None if probe is None else dict(probe),
+                probe=probe,
             )
         except ValidationError as error:
             raise ConfigError(f"version {version} cannot be published: {brief(error)}") from None

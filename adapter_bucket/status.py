@@ -46,6 +46,22 @@ class ReadyState(StrEnum):
     """Was ready, or could have been, and fell out of the window."""
 
 
+class ProbeResult(StrEnum):
+    """What became of a version's probe on one replica."""
+
+    NONE = "none"
+    """Its manifest entry has no probe."""
+    PASSED = "passed"
+    """Every engine of the replica computes as the trainer does."""
+    FAILED = "failed"
+    """One does not; the version is refused, with the reason."""
+
+
+UNREAD = "unread"
+"""State of a run whose manifest could not be read or believed yet: ``error`` says why. Its other
+fields say nothing then. The other states are those of ``manifest.RunState``."""
+
+
 class AdapterStatus(BaseModel):
     """Answer about the adapter that was asked for."""
 
@@ -59,6 +75,8 @@ class AdapterStatus(BaseModel):
     """On how many replicas it is ready (0 or 1 for a replica)."""
     replicas: int = 1
     """How many replicas were asked."""
+    probe: ProbeResult | None = None
+    """What became of its probe; ``None`` while it was not tried, and in answers about a fleet."""
 
 
 class RunStatus(BaseModel):
@@ -67,6 +85,7 @@ class RunStatus(BaseModel):
     model_config = _WIRE
 
     state: str
+    """A state of ``manifest.RunState``, as the manifest says, or ``UNREAD``."""
     latest: int = Field(ge=0)
     """Newest version in the manifest last read."""
     window: int = Field(ge=1)
@@ -74,8 +93,13 @@ class RunStatus(BaseModel):
     """Versions ready here, ascending."""
     refused: dict[int, str] = {}
     """Versions refused here, with the reason."""
+    probes: dict[int, ProbeResult] = {}
+    """By version: what became of the probes of ready and of refused versions."""
+    refusal: str | None = None
+    """Why no version of the run is served here, in words that name what to change: another base
+    model, too few slots. Somebody has to act."""
     error: str | None = None
-    """Why the whole run is refused (another base model…), or the last fault of reading it."""
+    """Last fault of reading the run; it may pass by itself. What is ready goes on being served."""
 
 
 class ReplicaStatus(BaseModel):
@@ -94,6 +118,9 @@ class ReplicaStatus(BaseModel):
     """Adapter slots of an engine."""
     max_lora_rank: int = Field(ge=1)
     vllm_version: str = ""
+    plugin_version: str = ""
+    in_flight: int = Field(default=0, ge=0)
+    """Requests that name an adapter and are being served, by the process that answers."""
     ready: list[str] = []
     """Names of all adapters that are ready, of all runs."""
     runs: dict[str, RunStatus] = {}

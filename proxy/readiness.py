@@ -30,6 +30,8 @@ def on_replica(status: ReplicaStatus, name: str) -> AdapterStatus:
         return AdapterStatus(name=name, state=ReadyState.READY, ready_on=1)
     if version in run.refused:
         return AdapterStatus(name=name, state=ReadyState.REFUSED, reason=run.refused[version])
+    if run.refusal:
+        return AdapterStatus(name=name, state=ReadyState.REFUSED, reason=run.refusal)
     if version <= run.latest - run.window:
         reason = f"version {version} is older than the window of {run.window}: {run.latest} is out"
         return AdapterStatus(name=name, state=ReadyState.RETIRED, reason=reason)

@@ -22,16 +22,13 @@ TICK_S = 0.02
 """How often a process looks whether another one's file changed. A stat in memory: microseconds."""
 
 
-UNREAD = "unread"
-
-
 class RunView(BaseModel):
     """One run as one process sees it."""
 
     model_config = ConfigDict(frozen=True)
 
     state: str
-    """What the manifest says, or ``UNREAD`` if none could be read yet."""
+    """As in ``adapter_bucket.status.RunStatus``."""
     latest: int
     window: int
     published: list[int] = []

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from adapter_bucket.layout import adapter_name, parse_adapter_name
 from adapter_bucket.manifest import RunState
-from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus, RunStatus
+from adapter_bucket.status import UNREAD, AdapterStatus, ReadyState, ReplicaStatus, RunStatus
 from vllm_bucket_lora.acceptance import Served
-from vllm_bucket_lora.group import UNREAD, RunView, ServerState
+from vllm_bucket_lora.group import RunView, ServerState
 from vllm_bucket_lora.run import Run
 from vllm_bucket_lora.slots import Admission
 
@@ -70,7 +70,8 @@ def replica_status(server: ServerState, served: Served, replica_id: str) -> Repl
             window=view.window,
             ready=view.ready,
             refused=view.refused,
-            error=view.refusal or view.fault,
+            refusal=view.refusal,
+            error=view.fault,
         )
         for run_id, view in sorted(server.runs.items())
     }

@@ -12,8 +12,10 @@ import pytest
 from adapter_bucket.heartbeat import Heartbeat
 from adapter_bucket.manifest import FileEntry, Manifest, Signature, VersionEntry, Writer, encode
 from adapter_bucket.memory_store import MemoryStore
+from adapter_bucket.probe import Probe
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.schemas import main, schema_files
+from adapter_bucket.status import RunStatus
 from tests.adapters import BASE, version
 from tests.contract.test_invariants import History, check_no_garbage, reader
 
@@ -38,7 +40,16 @@ def test_a_real_manifest_fits_its_schema() -> None:
 
 def test_the_protocol_names_every_field() -> None:
     text = (DOCS / "protocol.md").read_text()
-    for model in (Manifest, Writer, VersionEntry, FileEntry, Signature, Heartbeat):
+    for model in (
+        Manifest,
+        Writer,
+        VersionEntry,
+        Probe,
+        FileEntry,
+        Signature,
+        Heartbeat,
+        RunStatus,
+    ):
         for field in model.model_fields:
             assert f"`{field}`" in text, f"{model.__name__}.{field} is not described"
 

@@ -13,7 +13,7 @@ from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import parse_models
 
 from adapter_bucket.ready_policy import ALL, ANY, ReadyPolicy
-from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus, RunStatus
+from adapter_bucket.status import UNREAD, AdapterStatus, ReadyState, ReplicaStatus, RunStatus
 
 
 def status(**runs: RunStatus) -> ReplicaStatus:
@@ -41,6 +41,15 @@ def test_a_replicas_status_says_the_state_of_any_adapter(name: str, state: Ready
     view = on_replica(status(run=run), name)
     assert (view.name, view.state) == (name, state)
     assert state is ReadyState.READY or view.reason
+
+
+def test_a_run_that_a_replica_refuses_is_refused_and_one_it_cannot_read_is_awaited() -> None:
+    run = RunStatus(state="running", latest=10, window=3, refusal="another base model")
+    view = on_replica(status(run=run), "run-v10")
+    assert (view.state, view.reason) == (ReadyState.REFUSED, "another base model")
+    run = RunStatus(state=UNREAD, latest=0, window=1, error="unsigned")
+    view = on_replica(status(run=run), "run-v10")
+    assert (view.state, view.reason) == (ReadyState.PENDING, "unsigned")
 
 
 def test_an_answer_about_the_adapter_is_taken_as_it_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapter_bucket.manifest import RunState
-from adapter_bucket.status import ReadyState
+from adapter_bucket.status import UNREAD, ReadyState
 from tests.unit.vllm_bucket_lora.bucket import SERVED
 from vllm_bucket_lora.group import RunView, ServerState
 from vllm_bucket_lora.status import adapter_status, join, replica_status
@@ -54,6 +54,17 @@ def test_refusals_name_their_reason() -> None:
     assert state("run-v9", whole) == (ReadyState.REFUSED, "another base model")
     one = VIEW.model_copy(update={"refused": {7: "rank 16"}})
     assert state("run-v7", one) == (ReadyState.REFUSED, "rank 16")
+
+
+def test_why_a_run_is_refused_and_why_it_cannot_be_read_are_two_things() -> None:
+    views = {
+        "refused": VIEW.model_copy(update={"refusal": "another base model"}),
+        "unread": RunView(state=UNREAD, latest=0, window=1, fault="unsigned"),
+    }
+    runs = replica_status(ServerState(runs=views), SERVED, "r-1").runs
+    assert (runs["refused"].refusal, runs["refused"].error) == ("another base model", None)
+    unread = runs["unread"]
+    assert (unread.state, unread.refusal, unread.error) == ("unread", None, "unsigned")
 
 
 def test_a_failing_version_is_pending_with_its_reason() -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bucket_lora_proxy.breaker import Breaker
-from bucket_lora_proxy.readiness import on_fleet, on_replica
 from bucket_lora_proxy.upstream import Origin, Pool
 
 from adapter_bucket.ready_policy import ANY, ReadyPolicy
+from adapter_bucket.ready_views import on_fleet, on_replica
 from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus
 
 VERDICT_AGE_S = 5.0

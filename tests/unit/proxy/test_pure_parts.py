@@ -7,12 +7,12 @@ from bucket_lora_proxy.auth import Doorkeeper
 from bucket_lora_proxy.endpoints import common_models
 from bucket_lora_proxy.errors import ApiError, ErrorType
 from bucket_lora_proxy.headers import for_client, for_upstream
-from bucket_lora_proxy.readiness import on_fleet, on_replica
 from bucket_lora_proxy.request_body import read_envelope
 from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import parse_models
 
 from adapter_bucket.ready_policy import ALL, ANY, ReadyPolicy
+from adapter_bucket.ready_views import on_fleet, on_replica
 from adapter_bucket.status import UNREAD, AdapterStatus, ReadyState, ReplicaStatus, RunStatus
 
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from bucket_lora_proxy.check import report
-from bucket_lora_proxy.config import build_parser, parse_config
+from bucket_lora_proxy.config_flags import build_parser
+from bucket_lora_proxy.config_sources import parse_config
 from bucket_lora_proxy.server import Server
 
 from adapter_bucket.errors import ConfigError

@@ -123,13 +123,17 @@ class Admission:
 
 
 def no_replica(fleet: Fleet) -> ApiError:
-    """The answer when nothing is in rotation: says of every replica why."""
+    """The answer when nothing is in rotation: says why, and of every replica too."""
     reasons = {r.url: r.why_not for r in fleet.replicas if not r.in_rotation}
-    shown = "; ".join(f"{url}: {reason}" for url, reason in list(reasons.items())[:3])
+    shown = [f"{url}: {reason}" for url, reason in list(reasons.items())[:3]]
+    if fleet.note:
+        shown.append(fleet.note)
+    count = len(fleet.replicas)
+    subject = f"none of {count} replicas is in rotation" if count else "there is no replica"
     return ApiError(
         503,
         ErrorType.NO_REPLICA,
-        f"none of {len(fleet.replicas)} replicas is in rotation ({shown})",
+        f"{subject} ({'; '.join(shown)})",
         retry_after_s=RETRY_AFTER_S,
         details={"replicas": reasons},
     )

@@ -16,8 +16,9 @@ from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.endpoints import Endpoints
 from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType
 from bucket_lora_proxy.forward import Forwarder
+from bucket_lora_proxy.membership.members import Membership
 from bucket_lora_proxy.metrics import Metrics
-from bucket_lora_proxy.replicas import Fleet, Replica
+from bucket_lora_proxy.replicas import Fleet, Replica, Source
 from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.upstream import Origin, Pool
 from bucket_lora_proxy.watcher import Watcher
@@ -48,6 +49,7 @@ class Deps:
     fleet: Fleet
     router: Router
     watcher: Watcher
+    membership: Membership
     broadcast: Broadcast
     metrics: Metrics
 
@@ -56,29 +58,33 @@ def build_deps(config: ProxyConfig) -> Deps:
     """Make everything that a configuration asks for; starts nothing."""
     tls = ssl.create_default_context(cafile=config.replica_ca)
 
-    def pool(origin: Origin, limit: int) -> Pool:
-        return Pool(
-            origin,
-            limit=limit,
-            keep_alive_s=config.keep_alive_s,
-            connect_timeout_s=config.connect_timeout_s,
-            token=config.replica_token,
-            tls=tls,
+    def make(origin: Origin, slot: int, source: Source, token: str | None) -> Replica:
+        data, control = (
+            Pool(
+                origin,
+                limit=limit,
+                keep_alive_s=config.keep_alive_s,
+                connect_timeout_s=config.connect_timeout_s,
+                token=token,
+                tls=tls,
+            )
+            for limit in (config.max_connections, CONTROL_CONNECTIONS)
         )
-
-    fleet = Fleet(
-        Replica(
+        return Replica(
             origin,
             slot=slot,
-            data=pool(origin, config.max_connections),
-            control=pool(origin, CONTROL_CONNECTIONS),
+            data=data,
+            control=control,
+            source=source,
+            slow_start_s=config.slow_start_s,
         )
-        for slot, origin in enumerate(config.replicas)
-    )
-    router = Router(len(config.replicas))
+
+    fleet, router = Fleet(), Router(0)
+    metrics = Metrics(fleet)
     watcher = Watcher(fleet, router.index, config)
+    membership = Membership(config, fleet, router, watcher, metrics, make)
     broadcast = Broadcast(config, fleet, router, watcher)
-    return Deps(config, fleet, router, watcher, broadcast, Metrics(fleet))
+    return Deps(config, fleet, router, watcher, membership, broadcast, metrics)
 
 
 def create_app(deps: Deps) -> ASGIApp:
@@ -89,7 +95,7 @@ def create_app(deps: Deps) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with deps.watcher.run():
+        async with deps.watcher.run(), deps.membership.run():
             try:
                 yield
             finally:

@@ -167,7 +167,7 @@ class Broadcast:
         return bad
 
     async def _resume_until_done(self, replica: Replica) -> None:
-        while True:
+        while not replica.gone:
             await asyncio.sleep(RETRY_S)
             reply = (await self._all([replica], lambda r: self._post(r, b"/resume"))).get(replica)
             if reply is not None and (reply.good or reply.body == _NO_ROUTE):

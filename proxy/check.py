@@ -23,11 +23,20 @@ def report(config: ProxyConfig, *, now: datetime | None = None) -> str:
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name == "replicas":
-            shown = ", ".join(origin.url for origin in value)
+            shown = ", ".join(origin.url for origin in value) or "none"
         elif field.name == "tokens":
             shown = f"{len(value)} tokens" if value else "none: no authentication"
         elif field.name == "replica_token":
             shown = "set" if value else "none"
+        elif field.name == "replica_tokens":
+            shown = f"own ones for {', '.join(sorted(value))}" if value else "none"
+        elif field.name == "allow_replicas":
+            shown = ", ".join(
+                rule.pattern + (" (own token)" if rule.token else "") for rule in value
+            )
+            shown = shown or "none"
+        elif field.name == "bucket_runs":
+            shown = ", ".join(value) or "all"
         else:
             shown = "none" if value is None else str(value)
         lines.append(f"{field.name} = {shown}")

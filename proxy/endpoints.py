@@ -60,13 +60,15 @@ class Endpoints:
         """200 once ``min_healthy`` replicas are in rotation, else 503; the body counts both."""
         total, up = len(self._fleet.replicas), len(self._fleet.up())
         reasons = {r.url: r.why_not for r in self._fleet.replicas if not r.in_rotation}
-        document = {
-            "status": "ok" if up == total else "degraded" if up else "unhealthy",
+        document: dict[str, object] = {
+            "status": "ok" if up == total > 0 else "degraded" if up else "unhealthy",
             "message": f"{total - up}/{total} servers unhealthy",
             "replicas": total,
             "healthy": up,
             "unhealthy": reasons,
         }
+        if self._fleet.note:
+            document["membership"] = self._fleet.note
         return JSONResponse(document, 200 if up >= self._config.min_healthy else 503)
 
     async def status(self, request: Request) -> Response:

@@ -89,6 +89,12 @@ class Metrics:
             "Generations that had to wait for their adapter",
             registry=self.registry,
         )
+        self.membership = Counter(
+            f"{prefix}membership_changes",
+            "Replicas that joined or left the fleet while the proxy ran",
+            ["change"],
+            registry=self.registry,
+        )
         self.seconds = Histogram(
             f"{prefix}request_seconds",
             "Time from a complete request to a complete answer",

@@ -7,10 +7,13 @@ is forgotten with it, because the process that answers next may be another, empt
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from bucket_lora_proxy.breaker import Breaker
+from bucket_lora_proxy.slow_start import hold_back
 from bucket_lora_proxy.upstream import Origin, Pool
 
 from adapter_bucket.ready_policy import ANY, ReadyPolicy
@@ -20,8 +23,18 @@ from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus
 VERDICT_AGE_S = 5.0
 """How long a replica's answer about one adapter is believed, where its plain status says less."""
 
+BLIP_S = 2.0
+"""An absence below this was a broken connection, not a restart: no slow start after it."""
+
 MAX_VERDICTS = 256
 """Answers kept per replica; the oldest is dropped."""
+
+
+class Source(StrEnum):
+    """How a replica came to be in the fleet."""
+
+    STATIC = "static"
+    BUCKET = "bucket"
 
 
 @dataclass(frozen=True)
@@ -41,13 +54,33 @@ class Replica:
         slot: its number in the router's index.
         data: connections for generations.
         control: connections for everything else, so that a full data pool cannot hide a replica.
+        source: how it came to be in the fleet.
+        slow_start_s: how long after it (re)joined it is held back.
     """
 
-    def __init__(self, origin: Origin, *, slot: int, data: Pool, control: Pool) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        slot: int,
+        data: Pool,
+        control: Pool,
+        source: Source = Source.STATIC,
+        slow_start_s: float = 0.0,
+    ) -> None:
         self.origin = origin
         self.slot = slot
         self.data = data
         self.control = control
+        self.source = source
+        self.runs: tuple[str, ...] = ()
+        """Runs whose heartbeats name it."""
+        self.gone = False
+        """It is no member any more."""
+        self.slow_start_s = slow_start_s
+        self.joined_at = -math.inf
+        """When it (re)joined the rotation after a real absence; loop time."""
+        self._down_since: float | None = None
         self.up = False
         self.reason = "not asked yet"
         """Why it is not up."""
@@ -93,9 +126,25 @@ class Replica:
             model is None or model in self.ready or model in self.base_models
         )
 
-    def mark_down(self, reason: str) -> bool:
+    def down_for(self, now: float) -> float:
+        """For how long it has not been up, in seconds; 0 if it is."""
+        if self.up:
+            return 0.0
+        if self._down_since is None:
+            self._down_since = now
+        return now - self._down_since
+
+    def warmth(self, now: float) -> float:
+        """How far its slow start is, from 0 to 1."""
+        if self.slow_start_s <= 0:
+            return 1.0
+        return min(1.0, (now - self.joined_at) / self.slow_start_s)
+
+    def mark_down(self, reason: str, now: float | None = None) -> bool:
         """Take the replica out of rotation and forget what it had. Returns whether it was up."""
         was_up, self.up = self.up, False
+        if self._down_since is None:
+            self._down_since = now
         self.reason = reason
         self.faults += 1
         self.status = None
@@ -105,13 +154,24 @@ class Replica:
         self.poke.set()
         return was_up
 
-    def mark_up(self, status: ReplicaStatus | None, models: Iterable[Model] | None) -> bool:
+    def mark_up(
+        self,
+        status: ReplicaStatus | None,
+        models: Iterable[Model] | None,
+        now: float | None = None,
+    ) -> bool:
         """Take in an answer. Returns whether something a waiting request may care for changed.
 
         Args:
             status: its status, or ``None`` for a server without the plugin.
             models: its model list, or ``None`` to keep what is known of its base models.
+            now: loop time; given, a replica that was away starts slowly.
         """
+        if now is not None and not self.up:
+            away_s = math.inf if self._down_since is None else now - self._down_since
+            if away_s > BLIP_S:
+                self.joined_at = now
+        self._down_since = None
         before = (self.up, self.ready, self.base_models, self.status)
         if models is not None:
             listed = list(models)
@@ -175,8 +235,10 @@ class Replica:
 class Fleet:
     """All replicas, and a way to wait for any change of them."""
 
-    def __init__(self, replicas: Iterable[Replica]) -> None:
+    def __init__(self, replicas: Iterable[Replica] = ()) -> None:
         self.replicas = list(replicas)
+        self.note = ""
+        """Why the bucket brought no (more) replicas, in words."""
         self._waiting: set[asyncio.Future[None]] = set()
 
     def up(self) -> list[Replica]:
@@ -186,11 +248,14 @@ class Fleet:
     def serving(self, model: str | None) -> list[Replica]:
         """Replicas to which a generation for this model may be sent now.
 
-        Those whose generations keep failing are left out, unless there is no other.
+        Those whose generations keep failing are left out, unless there is no other; so are those
+        that have just joined and have as much to do as they should.
         """
         found = [replica for replica in self.replicas if replica.serves(model)]
+        if len(found) < 2:
+            return found
         now = asyncio.get_running_loop().time()
-        return [replica for replica in found if replica.breaker.allows(now)] or found
+        return hold_back([one for one in found if one.breaker.allows(now)] or found, now)
 
     def adapter(self, name: str, policy: ReadyPolicy = ANY) -> AdapterStatus:
         """State of an adapter on the replicas that are up."""

@@ -58,16 +58,19 @@ class Watcher:
         self._index = index
         self._config = config
         self._interest: dict[str, int] = {}
-        self._asking: dict[str, list[asyncio.Task[None]]] = {}
+        self._watching: dict[Replica, asyncio.Task[None]] = {}
+        self._asking: dict[str, dict[Replica, asyncio.Task[None]]] = {}
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Watch all replicas until the block is left."""
-        tasks = [asyncio.create_task(self._watch(replica)) for replica in self._fleet.replicas]
+        for replica in self._fleet.replicas:
+            self.watch(replica)
         try:
             yield
         finally:
-            tasks += [task for asking in self._asking.values() for task in asking]
+            tasks = [*self._watching.values()]
+            tasks += [task for asking in self._asking.values() for task in asking.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -75,21 +78,39 @@ class Watcher:
                 replica.data.close()
                 replica.control.close()
 
+    def watch(self, replica: Replica) -> None:
+        """Start to watch a replica that joins."""
+        self._watching[replica] = asyncio.create_task(self._watch(replica))
+        for name, asking in self._asking.items():
+            asking[replica] = asyncio.create_task(self._ask(replica, name))
+
+    def forget(self, replica: Replica, reason: str) -> None:
+        """Stop to watch a replica that leaves; what it was still asked fails and goes elsewhere."""
+        replica.gone = True
+        replica.mark_down(reason)
+        self._watching.pop(replica).cancel()
+        for asking in self._asking.values():
+            if (task := asking.pop(replica, None)) is not None:
+                task.cancel()
+        replica.data.close()
+        replica.control.close()
+
     @asynccontextmanager
     async def awaiting(self, name: str) -> AsyncIterator[None]:
         """While the block runs, every replica is asked about this adapter."""
         self._interest[name] = self._interest.get(name, 0) + 1
         if name not in self._asking and len(self._asking) < MAX_AWAITED:
-            self._asking[name] = [
-                asyncio.create_task(self._ask(replica, name)) for replica in self._fleet.replicas
-            ]
+            self._asking[name] = {
+                replica: asyncio.create_task(self._ask(replica, name))
+                for replica in self._fleet.replicas
+            }
         try:
             yield
         finally:
             self._interest[name] -= 1
             if self._interest[name] == 0:
                 del self._interest[name]
-                for task in self._asking.pop(name, ()):
+                for task in self._asking.pop(name, {}).values():
                     task.cancel()
 
     def awaited(self) -> list[str]:
@@ -98,8 +119,10 @@ class Watcher:
 
     def failed(self, replica: Replica, reason: str) -> None:
         """Take a replica out of rotation because it failed somebody."""
+        if replica.gone:  # its slot may be another's by now
+            return
         self._index.drop_slot(replica.slot)
-        if replica.mark_down(reason):
+        if replica.mark_down(reason, asyncio.get_running_loop().time()):
             log.warning("replica %s left the rotation: %s", replica.url, reason)
         self._fleet.notify()
 
@@ -145,7 +168,10 @@ class Watcher:
         if replica.faults != faults or replica.answers != answers:
             return  # something newer is known; ask again before this is believed
         came_back = not replica.up
-        changed = replica.mark_up(status, models)
+        known = replica.status
+        if status is not None and known is not None and status.replica_id != known.replica_id:
+            self._index.drop_slot(replica.slot)  # another process answers: its cache is empty
+        changed = replica.mark_up(status, models, asyncio.get_running_loop().time())
         if came_back:
             kind = "" if status else " (no bucket-lora plugin: adapters from /v1/models)"
             log.info(

@@ -9,7 +9,9 @@ import pytest
 import trustme
 from bucket_lora_proxy.__main__ import main
 from bucket_lora_proxy.check import report
-from bucket_lora_proxy.config import ProxyConfig, build_parser, parse_config
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.config_flags import build_parser
+from bucket_lora_proxy.config_sources import NOT_SETTINGS, parse_config
 
 from adapter_bucket.errors import ConfigError
 
@@ -25,9 +27,15 @@ def test_the_least_configuration_is_a_replica() -> None:
 
 def test_every_setting_has_a_flag() -> None:
     flags = {action.dest for action in build_parser()._actions if action.dest != "help"}
-    from_files = {"config", "check", "replica", "token_file", "replica_token_file"}
-    derived = {"replicas", "tokens", "replica_token"}
-    assert flags - from_files == {field.name for field in fields(ProxyConfig)} - derived
+    derived = {
+        "replicas",
+        "allow_replicas",
+        "bucket_runs",
+        "tokens",
+        "replica_token",
+        "replica_tokens",
+    }
+    assert flags - NOT_SETTINGS == {field.name for field in fields(ProxyConfig)} - derived
 
 
 def test_every_flag_says_what_it_does() -> None:
@@ -85,6 +93,18 @@ def test_a_token_file_that_cannot_work_is_refused_without_showing_it(
         ([*REPLICA, "--replica-ca", "/nowhere"], "/nowhere is not a readable file"),
         ([*REPLICA, "--poll-s", "0"], "--poll-s is 0.0; it must be above 0"),
         ([*REPLICA, "--max-attempts", "0"], "--max-attempts is 0; it must be at least 1"),
+        (["--bucket", "s3://b"], "--bucket needs --allow-replica"),
+        (["--bucket", "b", "--allow-replica", "https://a"], "--bucket 'b' is no bucket URL"),
+        (["--bucket", "s3://b", "--allow-replica", "https://*"], "would allow every host"),
+        (
+            ["--bucket", "s3://b", "--allow-replica", "https://a", "--bucket-run", "../x"],
+            "run id '../x' is not valid",
+        ),
+        ([*REPLICA, "--allow-replica", "https://a"], "need --bucket URL"),
+        ([*REPLICA, "--bucket-run", "run"], "need --bucket URL"),
+        ([*REPLICA, "--replica", "http://b", "--max-replicas", "1"], "--max-replicas allows 1"),
+        ([*REPLICA, "--slow-start-s", "-1"], "--slow-start-s is -1.0"),
+        ([*REPLICA, "--replica-token-env", "NO_SUCH"], "NO_SUCH is named .* and is not set"),
         ([*REPLICA, "--host", "0.0.0.0"], "TLS .* and a token .* is missing"),
         ([*REPLICA, "--host", "::"], "--insecure-public-bind"),
         ([*REPLICA, "--host", "example.org"], "can be reached from other machines"),
@@ -117,6 +137,44 @@ def test_two_replica_tokens_are_refused() -> None:
         parse_config(REPLICA, {"BUCKET_LORA_REPLICA_TOKEN": f"{TOKEN}1 {TOKEN}2"})
 
 
+def test_replicas_may_come_from_a_bucket_alone() -> None:
+    argv = ["--bucket", "s3://b", "--allow-replica", "https://*.a.org", "--bucket-run", "r"]
+    config = parse_config(argv, {})
+    assert (config.replicas, config.bucket, config.bucket_runs) == ((), "s3://b", ("r",))
+    text = report(config)
+    assert "replicas = none" in text
+    assert "allow_replicas = https://*.a.org" in text
+
+
+def test_a_replica_and_a_pattern_can_have_a_token_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text(f"{TOKEN}-file")
+    path = tmp_path / "proxy.toml"
+    path.write_text(
+        'bucket = "s3://b"\nbucket_run = ["one", "two"]\n'
+        'allow_replica = [{pattern = "https://*.jobs.example", token_env = "HF_TOKEN"}]\n'
+        f'[[replica]]\nurl = "https://a/"\ntoken_file = "{tmp_path}/own"\n'
+        '[[replica]]\nurl = "https://b"\n'
+    )
+    environ = {"HF_TOKEN": f"{TOKEN}-hub", "BUCKET_LORA_REPLICA_TOKEN": f"{TOKEN}-all"}
+    config = parse_config(["--config", str(path)], environ)
+    assert config.bucket_runs == ("one", "two")
+    assert [config.token_of(origin) for origin in config.replicas] == [
+        f"{TOKEN}-file",
+        f"{TOKEN}-all",
+    ]
+    assert config.allow_replicas[0].token == f"{TOKEN}-hub"
+    assert TOKEN not in repr(config)
+    assert TOKEN not in report(config)
+    assert "own ones for https://a" in report(config)
+    with pytest.raises(ConfigError, match="HF_TOKEN is named for a token and is not set"):
+        parse_config(["--config", str(path)], {})
+
+
+def test_the_variable_of_the_replicas_token_can_be_named() -> None:
+    config = parse_config([*REPLICA, "--replica-token-env", "HF_TOKEN"], {"HF_TOKEN": TOKEN})
+    assert config.replica_token == TOKEN
+
+
 def test_a_config_file_names_settings_like_the_flags_and_flags_win(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN}\n")
@@ -144,8 +202,15 @@ def test_a_config_file_names_settings_like_the_flags_and_flags_win(tmp_path: Pat
         ("port = 1.5", "port .* must be a whole number"),
         ("port = true", "port .* must be a whole number"),
         ("poll_s = true", "poll_s .* must be a number"),
-        ('replica = "http://a"', "replica .* must be a list of URLs"),
+        ('replica = "http://a"', "replica .* must be a list of texts or of tables"),
         ('allow_broadcast = "yes"', "allow_broadcast .* must be true or false"),
+        ("bucket_run = [1]", "bucket_run .* must be a list of texts$"),
+        ('replica = [{url = "http://a", token = "x"}]', "must be a list of texts or of tables"),
+        ('replica = [{token_env = "A"}]', "must be a list of texts or of tables"),
+        (
+            'replica = [{url = "http://a", token_env = "A", token_file = "b"}]',
+            "must be a list of texts or of tables",
+        ),
         ("host = 5", "host .* must be text"),
         ("poll_s = -1", "--poll-s is -1.0; it must be above 0"),
     ],

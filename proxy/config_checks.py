@@ -1,0 +1,105 @@
+"""Settings that cannot work, or are not safe, are refused before anything starts."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.config_flags import TOKEN_ENV, flag
+
+from adapter_bucket.errors import ConfigError
+from adapter_bucket.layout import check_run_id
+from adapter_bucket.stores import SCHEMES
+
+
+def check_config(config: ProxyConfig) -> None:
+    """Refuse settings that cannot work or are not safe.
+
+    Raises:
+        ConfigError: says which setting, and what to do.
+    """
+    urls = [origin.url for origin in config.replicas]
+    if not urls and config.bucket is None:
+        raise ConfigError("no replica is given; add --replica URL, or --bucket URL")
+    _check_bucket(config)
+    for url in urls:
+        if urls.count(url) > 1:
+            raise ConfigError(f"replica {url} is given {urls.count(url)} times; give it once")
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together; only one of them is given")
+    for name, path in (
+        ("--tls-cert", config.tls_cert),
+        ("--tls-key", config.tls_key),
+        ("--replica-ca", config.replica_ca),
+    ):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{name} {path} is not a readable file")
+    for name in (
+        "poll_s",
+        "bucket_poll_s",
+        "broadcast_wait_s",
+        "pause_lease_s",
+        "connect_timeout_s",
+        "control_timeout_s",
+        "response_timeout_s",
+    ):
+        if getattr(config, name) <= 0:
+            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be above 0")
+    for name in (
+        "max_connections",
+        "max_attempts",
+        "max_replicas",
+        "min_healthy",
+        "max_body_bytes",
+    ):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be at least 1")
+    if config.slow_start_s < 0:
+        raise ConfigError(f"--slow-start-s is {config.slow_start_s}; it must be 0 or above")
+    if len(urls) > config.max_replicas:
+        raise ConfigError(
+            f"{len(urls)} replicas are given; --max-replicas allows {config.max_replicas}"
+        )
+    _check_bind(config)
+
+
+def _check_bucket(config: ProxyConfig) -> None:
+    if config.bucket is None:
+        if config.allow_replicas or config.bucket_runs:
+            raise ConfigError("--allow-replica and --bucket-run need --bucket URL")
+        return
+    if not config.bucket.startswith(SCHEMES):
+        raise ConfigError(f"--bucket {config.bucket!r} is no bucket URL: {', '.join(SCHEMES)}")
+    if not config.allow_replicas:
+        raise ConfigError(
+            "--bucket needs --allow-replica: an address from a bucket is sent prompts and a token "
+            "only if a pattern such as 'https://*.example.org' allows it"
+        )
+    for run_id in config.bucket_runs:
+        check_run_id(run_id)
+
+
+def _check_bind(config: ProxyConfig) -> None:
+    if is_loopback(config.host) or config.insecure_public_bind:
+        return
+    missing = []
+    if config.tls_cert is None:
+        missing.append("TLS (--tls-cert, --tls-key)")
+    if not config.tokens:
+        missing.append(f"a token (--token-file or {TOKEN_ENV})")
+    if missing:
+        raise ConfigError(
+            f"--host {config.host} can be reached from other machines and "
+            f"{' and '.join(missing)} is missing; add it, bind to 127.0.0.1, or accept the risk "
+            "with --insecure-public-bind"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

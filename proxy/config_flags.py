@@ -1,0 +1,93 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bucket_lora_proxy.config import ProxyConfig
+
+TOKEN_ENV = "BUCKET_LORA_PROXY_TOKEN"
+"""Token(s) that clients must present, separated by white space."""
+
+REPLICA_TOKEN_ENV = "BUCKET_LORA_REPLICA_TOKEN"
+"""Token that the proxy presents to replicas, where no other variable is named."""
+
+
+def flag(name: str) -> str:
+    """Flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bucket-lora-proxy",
+        description="One address for several vLLM replicas that serve LoRA policy versions.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE", help="TOML file of settings named like the flags")
+    add("--check", action="store_true", help="check the settings, print them, and stop")
+    add("--replica", action="append", default=[], metavar="URL", help="base URL; repeatable")
+    add("--bucket", metavar="URL", help="take in the replicas whose heartbeats this bucket holds")
+    add(
+        "--bucket-run",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="only those of this run; repeatable",
+    )
+    add(
+        "--allow-replica",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="addresses in the bucket that may be used, as 'https://*.example.org'; repeatable",
+    )
+    add("--host", default=ProxyConfig.host, help="address to listen on (%(default)s)")
+    add("--port", type=int, default=ProxyConfig.port, help="0 picks a free one (%(default)s)")
+    add("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
+    add("--tls-key", type=Path, metavar="FILE", help="private key, PEM")
+    add("--token-file", type=Path, metavar="FILE", help=f"one token a line; or {TOKEN_ENV}")
+    add("--replica-token-file", type=Path, metavar="FILE", help="token that replicas are sent")
+    add(
+        "--replica-token-env",
+        default=REPLICA_TOKEN_ENV,
+        metavar="NAME",
+        help="or the variable that holds it (%(default)s)",
+    )
+    add("--replica-ca", type=Path, metavar="FILE", help="authorities of the replicas, PEM")
+    add(
+        "--insecure-public-bind",
+        action="store_true",
+        help="listen on a public address without TLS or token",
+    )
+    add(
+        "--allow-broadcast",
+        action="store_true",
+        help="pass adapter loads, pause and resume of stock TRL on to all replicas",
+    )
+    for name, help_text in (
+        ("broadcast_wait_s", "limit of a broadcast call, and of a mount that lags behind"),
+        ("pause_lease_s", "time after which a paused fleet is resumed"),
+        ("adapter_wait_s", "longest wait of a generation for its adapter"),
+        ("max_body_bytes", "largest request body"),
+        ("max_answer_bytes", "largest answer that is not streamed"),
+        ("body_timeout_s", "longest time to receive a request body"),
+        ("response_timeout_s", "longest silence of a replica in a generation"),
+        ("connect_timeout_s", "limit of a connect to a replica"),
+        ("control_timeout_s", "limit of a status call"),
+        ("poll_s", "pause between status calls"),
+        ("bucket_poll_s", "pause between looks at the heartbeats"),
+        ("max_replicas", "members of the fleet at most"),
+        ("slow_start_s", "time in which a replica that (re)joins gets its share step by step"),
+        ("unresponsive_s", "silence after which a replica's requests go elsewhere"),
+        ("keep_alive_s", "age up to which idle connections are reused"),
+        ("max_connections", "generations in flight per replica"),
+        ("max_attempts", "replicas asked for one generation"),
+        ("min_healthy", "healthy replicas from which /health answers 200"),
+        ("shutdown_s", "time to finish running requests on SIGTERM"),
+    ):
+        default = getattr(ProxyConfig, name)
+        add(flag(name), type=type(default), default=default, help=f"{help_text} (%(default)s)")
+    return parser

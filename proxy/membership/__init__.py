@@ -1,0 +1,1 @@
+"""Who belongs to the fleet: a list given by the operator, heartbeats in a bucket, or both."""

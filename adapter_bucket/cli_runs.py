@@ -181,6 +181,10 @@ def _run(manifest: Manifest, replicas: HeartbeatReader) -> dict[str, Any]:
             }
             for entry in manifest.versions
         ],
+        "checkpoints": [
+            entry.model_dump(include={"step", "epoch", "created_at", "size"})
+            for entry in manifest.checkpoints
+        ],
         "replicas": [
             {
                 "replica": name,
@@ -208,6 +212,12 @@ def _print_run(shown: dict[str, Any], console: Console) -> None:
         cells = (one["version"], one["step"], one["size_bytes"], one["rank"], one["dtype"])
         table.add_row(*map(_text, cells), created, "yes" if one["in_window"] else "")
     console.print(table)
+    if shown["checkpoints"]:
+        table = _table("checkpoint", "epoch", "bytes", "created")
+        for one in shown["checkpoints"]:
+            created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one["created_at"]))
+            table.add_row(*map(_text, (one["step"], one["epoch"], one["size"], created)))
+        console.print(table)
     if shown["replicas"]:
         table = _table("replica", "url", "ready", "alive", "error")
         for one in shown["replicas"]:

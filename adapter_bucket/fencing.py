@@ -9,6 +9,7 @@ and after each write. What that still allows is in ``docs/protocol.md``.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,13 +59,17 @@ def read_manifest(store: Store, run_id: str, signing: SigningKeys) -> Found | No
 
 
 class Ownership:
-    """The manifest as its writer last wrote it. Not thread-safe."""
+    """The manifest as its writer last wrote it.
+
+    Thread-safe: versions and checkpoints are committed by two threads of one writer.
+    """
 
     def __init__(self, store: Store, found: Found, *, signing: SigningKeys) -> None:
         self._store = store
         self._found = found
         self._signing = signing
         self._unsure = False
+        self._lock = threading.Lock()
         self.manifest = found.manifest
 
     @property
@@ -85,6 +90,20 @@ class Ownership:
             FencedError: another writer owns the run. Nothing was written.
             StoreUnavailable: the store failed; call again.
         """
+        with self._lock:
+            self._write(change)
+
+    def confirm(self) -> None:
+        """Read the manifest and check that it is still this writer's.
+
+        Raises:
+            FencedError: it is not.
+        """
+        with self._lock:
+            self._adopt()
+            self._check_claims()
+
+    def _write(self, change: Callable[[Manifest], Manifest]) -> None:
         if self._unsure:
             self._adopt()
         for _ in range(_ATTEMPTS):
@@ -106,15 +125,6 @@ class Ownership:
             self._check_claims()
             return
         raise StoreUnavailable(f"{self._key} in {self._store.url} keeps changing; try again")
-
-    def confirm(self) -> None:
-        """Read the manifest and check that it is still this writer's.
-
-        Raises:
-            FencedError: it is not.
-        """
-        self._adopt()
-        self._check_claims()
 
     def _adopt(self) -> None:
         """Read what is there: an earlier write of ours whose answer was lost, or another writer."""

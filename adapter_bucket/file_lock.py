@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from adapter_bucket.errors import StoreUnavailable
+from adapter_bucket.file_slices import FileSlices
 from adapter_bucket.store import Payload
 
 STAGE_PREFIX = ".tmp-"
@@ -49,21 +50,24 @@ class FileLock:
         self._digest = digest
 
     @classmethod
-    def stage(cls, path: Path, data: Payload) -> FileLock:
+    def stage(cls, path: Path, data: Payload | FileSlices) -> FileLock:
         """Write ``data`` beside ``path`` and flush it to disk."""
         token = uuid.uuid4().hex
         stage = path.with_name(f"{STAGE_PREFIX}{token}")
         path.parent.mkdir(parents=True, exist_ok=True)
         stage.mkdir()
+        digest = hashlib.sha256()
         try:
             with (stage / token).open("xb") as file:
-                file.write(data)
+                for chunk in data.chunks() if isinstance(data, FileSlices) else (data,):
+                    file.write(chunk)
+                    digest.update(chunk)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
             raise
-        return cls(path, stage, hashlib.sha256(data).digest())
+        return cls(path, stage, digest.digest())
 
     def __enter__(self) -> FileLock:
         return self

@@ -28,6 +28,7 @@ from adapter_bucket.errors import (
     StoreUnavailable,
 )
 from adapter_bucket.file_lock import LOCK_SUFFIX, STAGE_PREFIX, FileLock
+from adapter_bucket.file_slices import FileSlices
 from adapter_bucket.store import NOT_MODIFIED, NotModified, ObjectInfo, Payload, StoredObject
 
 _COPY_BYTES = 1024 * 1024
@@ -78,12 +79,8 @@ class FileStore:
 
     def create(self, key: str, data: Payload) -> str:
         """See ``Store.create``."""
-
-        def check(path: Path) -> None:
-            if path.exists():
-                raise PreconditionFailed(f"{key} exists already in {self.url}")
-
-        return self._exclusively(key, data, check)
+        self._create(key, data)
+        return _etag(data)
 
     def replace(self, key: str, data: Payload, *, etag: str) -> str:
         """See ``Store.replace``."""
@@ -96,7 +93,8 @@ class FileStore:
             if current != etag:
                 raise PreconditionFailed(f"{key} in {self.url} was changed by another writer")
 
-        return self._exclusively(key, data, check)
+        self._exclusively(key, data, check)
+        return _etag(data)
 
     def overwrite(self, key: str, data: Payload) -> str:
         """See ``Store.overwrite``."""
@@ -135,6 +133,11 @@ class FileStore:
                 raise IntegrityError(f"{key} has {actual} bytes, the manifest says {size}")
             with path.open("xb") as target:
                 shutil.copyfileobj(source, target, _COPY_BYTES)
+
+    def upload(self, key: str, path: Path, *, size: int) -> None:
+        """See ``Store.upload``. Errors of reading ``path`` are ``OSError``."""
+        with FileSlices(path, size) as file:
+            self._create(key, file)
 
     def list(self, prefix: str) -> Iterator[str]:
         """See ``Store.list``."""
@@ -201,7 +204,16 @@ class FileStore:
                         removed += 1
         return removed
 
-    def _exclusively(self, key: str, data: Payload, check: Callable[[Path], None]) -> str:
+    def _create(self, key: str, data: Payload | FileSlices) -> None:
+        def check(path: Path) -> None:
+            if path.exists():
+                raise PreconditionFailed(f"{key} exists already in {self.url}")
+
+        self._exclusively(key, data, check)
+
+    def _exclusively(
+        self, key: str, data: Payload | FileSlices, check: Callable[[Path], None]
+    ) -> None:
         path = self._path(key)
         try:
             with _staged(path, data) as stage:
@@ -210,7 +222,6 @@ class FileStore:
             raise
         except OSError as error:
             raise _store_error(error, key) from error
-        return _etag(data)
 
     def _path(self, key: str) -> Path:
         parts = key.split("/")
@@ -228,7 +239,7 @@ class FileStore:
                     yield path
 
 
-def _staged(path: Path, data: Payload) -> FileLock:
+def _staged(path: Path, data: Payload | FileSlices) -> FileLock:
     """Write and flush ``data`` beside ``path``, before any lock is taken."""
     for attempt in range(3):
         try:

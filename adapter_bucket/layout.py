@@ -22,12 +22,24 @@ ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 MAX_VERSION = 99_999_999
 """Largest policy version: eight digits keep keys sortable by name."""
 
+MAX_STEP = 10**15 - 1
+"""Largest optimizer step of a checkpoint, and largest epoch in its keys."""
+
 # First and last character are alphanumeric, so that a run id is never hidden, relative, or an
 # option; no "/" and no "%" so that it is the same in a key, a path and a URL.
 _RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,78}[A-Za-z0-9])?\Z")
 _ADAPTER_NAME = re.compile(r"(?P<run>.+)-v(?P<version>0|[1-9][0-9]{0,7})\Z", re.DOTALL)
 _VERSION_KEY = re.compile(r"runs/(?P<run>[^/]+)/adapters/v(?P<version>[0-9]{8})/", re.DOTALL)
 _EPOCH_KEY = re.compile(r"runs/[^/]+/epochs/e(?P<epoch>[0-9]{16})-(?P<token>[0-9a-f]{1,64})\Z")
+_CHECKPOINT_KEY = re.compile(
+    r"runs/(?P<run>[^/]+)/checkpoints/checkpoint-(?P<step>0|[1-9][0-9]{0,14})"
+    r"/e(?P<epoch>[1-9][0-9]{0,14})(?:\.json\Z|/)",
+    re.DOTALL,
+)
+# The characters that are the same in a key, a URL and a path of any system. A colon (drive
+# letters, streams), a backslash and a space are not among them.
+_FILE_PART = re.compile(r"[A-Za-z0-9._+=-]{1,128}\Z")
+_MAX_FILE_DEPTH = 6
 _HEARTBEAT_KEY = re.compile(r"runs/[^/]+/replicas/(?P<replica>[^/]+)\.json\Z")
 _MANIFEST_KEY = re.compile(r"runs/(?P<run>[^/]+)/manifest\.json\Z")
 
@@ -112,6 +124,64 @@ def parse_epoch_key(key: str) -> tuple[int, str] | None:
     """(epoch, token) of a claim's key, or ``None`` for any other key."""
     match = _EPOCH_KEY.match(key)
     return (int(match["epoch"]), match["token"]) if match else None
+
+
+def checkpoints_prefix(run_id: str) -> str:
+    """Prefix of all checkpoints of a run."""
+    return f"{run_prefix(run_id)}checkpoints/"
+
+
+def checkpoint_dir(step: int) -> str:
+    """Directory name of a checkpoint, as Hugging Face trainers write it: ``checkpoint-500``.
+
+    Raises:
+        ConfigError: the step is outside 0…10¹⁵ - 1.
+    """
+    if not 0 <= step <= MAX_STEP:
+        raise ConfigError(f"checkpoint step {step} is outside 0…{MAX_STEP}")
+    return f"checkpoint-{step}"
+
+
+def checkpoint_prefix(run_id: str, step: int, epoch: int) -> str:
+    """Prefix of the files of one checkpoint. The epoch makes it the property of one writer."""
+    return f"{checkpoints_prefix(run_id)}{checkpoint_dir(step)}/e{epoch}/"
+
+
+def checkpoint_index_key(run_id: str, step: int, epoch: int) -> str:
+    """Key of the document that lists a checkpoint's files."""
+    return f"{checkpoint_prefix(run_id, step, epoch).removesuffix('/')}.json"
+
+
+def checkpoint_file_key(run_id: str, step: int, epoch: int, file: str) -> str:
+    """Key of one file of a checkpoint; see ``check_checkpoint_file``."""
+    return f"{checkpoint_prefix(run_id, step, epoch)}{check_checkpoint_file(file)}"
+
+
+def check_checkpoint_file(name: str) -> str:
+    """Return ``name`` unchanged if it is a plain relative file name, safe in keys and in paths.
+
+    Raises:
+        ConfigError: it is not 1 to 6 parts of ``[A-Za-z0-9._+=-]`` joined by ``/``; a part is
+            ``.`` or ``..``, or one that a folder as a bucket keeps for itself.
+    """
+    parts = name.split("/")
+    for part in parts:
+        kept = part in (".", "..") or part.startswith(".tmp-") or part.endswith((".lock", "."))
+        if kept or not _FILE_PART.match(part) or len(parts) > _MAX_FILE_DEPTH:
+            raise ConfigError(
+                f"checkpoint file {name[:200]!r} cannot be stored: use 1 to {_MAX_FILE_DEPTH} "
+                "names of letters, digits and '._+=-' joined by '/', without '.', '..', '.tmp-…' "
+                "and '….lock'"
+            )
+    return name
+
+
+def parse_checkpoint_key(key: str) -> tuple[str, int, int] | None:
+    """(run id, step, epoch) of a key that belongs to a checkpoint, or ``None`` for any other."""
+    match = _CHECKPOINT_KEY.match(key)
+    if match is None or not _RUN_ID.match(match["run"]):
+        return None
+    return match["run"], int(match["step"]), int(match["epoch"])
 
 
 def probe_key(token: str) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from adapter_bucket.checkpoint import dead_checkpoints
 from adapter_bucket.errors import ConfigError, NotPublished, PreconditionFailed, StoreUnavailable
 from adapter_bucket.fencing import Found, claim_epoch, next_epoch, read_manifest
 from adapter_bucket.layout import (
     check_run_id,
     manifest_key,
+    parse_checkpoint_key,
     parse_epoch_key,
     parse_heartbeat_key,
     parse_version_key,
@@ -48,7 +50,7 @@ def collect(
     dry_run: bool = False,
     signing: SigningKeys | None = None,
 ) -> Garbage:
-    """Remove dead versions, heartbeats of gone replicas, old claims and leftovers of a run.
+    """Remove dead versions and checkpoints, gone replicas' heartbeats, old claims and leftovers.
 
     Guarantees: never removes what the manifest names, nor what a live writer is about to commit.
 
@@ -125,12 +127,16 @@ def _dead(infos: list[ObjectInfo], manifest: Manifest) -> list[ObjectInfo]:
     numbers = {version for run, version in filter(None, versions.values()) if run == run_id}
     named = {entry.version for entry in manifest.versions}
     dead = set(dead_versions(numbers, named=named, latest=manifest.latest))
+    checkpoints = {info.key: parse_checkpoint_key(info.key) for info in infos}
+    places = [found[1:] for found in checkpoints.values() if found and found[0] == run_id]
+    dead_places = set(dead_checkpoints(places, manifest))
     gone = []
     for info in infos:
-        version = versions[info.key]
+        version, checkpoint = versions[info.key], checkpoints[info.key]
         claim = parse_epoch_key(info.key)
         if (
             (version is not None and version[1] in dead)
+            or (checkpoint is not None and checkpoint[1:] in dead_places)
             or (claim is not None and claim[0] < manifest.writer.epoch)
             or parse_heartbeat_key(info.key) is not None
         ):
@@ -166,6 +172,7 @@ def _end(
             "state": state,
             "writer": Writer(id=by, epoch=epoch, token=token),
             "versions": [] if state is RunState.DELETED else manifest.versions,
+            "checkpoints": [] if state is RunState.DELETED else manifest.checkpoints,
         }
         data = encode(manifest.model_copy(update=update), signing=keys)
         try:

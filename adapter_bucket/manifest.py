@@ -22,7 +22,7 @@ from pydantic import (
 
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.errors import ConfigError, IntegrityError
-from adapter_bucket.layout import ADAPTER_FILES, MAX_VERSION, WEIGHTS_FILE, check_run_id
+from adapter_bucket.layout import ADAPTER_FILES, MAX_STEP, MAX_VERSION, WEIGHTS_FILE, check_run_id
 from adapter_bucket.probe import Probe
 from adapter_bucket.signing import BLANK, SigningKeys
 from adapter_bucket.wire import MAX_INT, READABLE
@@ -127,6 +127,23 @@ class VersionEntry(BaseModel):
         return self.files[WEIGHTS_FILE]
 
 
+class CheckpointEntry(BaseModel):
+    """One committed trainer checkpoint; its files are listed in its index (``checkpoint``)."""
+
+    model_config = READABLE
+
+    step: int = Field(ge=0, le=MAX_STEP)
+    """Optimizer steps it continues from."""
+    epoch: int = Field(ge=1, le=MAX_STEP)
+    """Epoch of the writer that made it: part of its keys."""
+    created_at: float = Field(ge=0, le=1e11)
+    """Unix time of the commit by the writer's clock, seconds. For people; never compared."""
+    size: int = Field(ge=0, le=MAX_INT)
+    """Bytes of all its files."""
+    index: FileEntry
+    """The document that lists the files; vouches for all of them."""
+
+
 class Manifest(BaseModel):
     """All that a reader needs to know of a run. Immutable; ``model_copy`` makes the next one."""
 
@@ -143,6 +160,9 @@ class Manifest(BaseModel):
     """Newest committed version; 0 while nothing is published. Never goes down."""
     versions: list[VersionEntry] = Field(max_length=16384)
     """Every version whose objects exist, ascending."""
+    checkpoints: list[CheckpointEntry] = Field(default_factory=list, max_length=4096)
+    """Every complete checkpoint, ascending in (epoch, step): the last one is the newest. Absent
+    while there is none."""
     signature: Signature | None = None
     """Present if the writer has a signing key. The last field, so that its digits come last."""
 
@@ -153,6 +173,9 @@ class Manifest(BaseModel):
             raise ValueError("versions must be strictly ascending")
         if numbers and numbers[-1] != self.latest:
             raise ValueError(f"latest is {self.latest} but the last version is {numbers[-1]}")
+        places = [(entry.epoch, entry.step) for entry in self.checkpoints]
+        if any(newer <= older for older, newer in pairwise(places)):
+            raise ValueError("checkpoints must be strictly ascending in (epoch, step)")
         return self
 
     def window_versions(self) -> list[VersionEntry]:
@@ -172,6 +195,8 @@ def encode(manifest: Manifest, *, signing: SigningKeys = NO_KEYS) -> bytes:
     """
     document = manifest.model_dump(mode="json")
     del document["signature"]
+    if not manifest.checkpoints:
+        del document["checkpoints"]
     if signing:  # behind all else, also behind unknown fields of a newer writer
         document["signature"] = {"key_id": signing.signing_id, "hmac_sha256": BLANK}
     try:

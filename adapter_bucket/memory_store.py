@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from adapter_bucket.errors import IntegrityError, ObjectNotFound, PreconditionFailed
+from adapter_bucket.file_slices import FileSlices
 from adapter_bucket.store import NOT_MODIFIED, NotModified, ObjectInfo, Payload, StoredObject
 
 Hook: TypeAlias = Callable[[Literal["before", "after"], str, str], None]
@@ -119,6 +120,11 @@ class MemoryStore:
             raise IntegrityError(f"{key} has {len(stored.data)} bytes, the manifest says {size}")
         with path.open("xb") as file:
             file.write(stored.data)
+
+    def upload(self, key: str, path: Path, *, size: int) -> None:
+        """See ``Store.upload``."""
+        with FileSlices(path, size) as file:
+            self.create(key, file[0:size])
 
     def list(self, prefix: str) -> Iterator[str]:
         """See ``Store.list``."""

@@ -19,11 +19,7 @@ from pydantic import ValidationError
 from adapter_bucket.adapter_files import canonical_config, check_adapter
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.claim import claim_run
-from adapter_bucket.errors import (
-    BucketError,
-    ConfigError,
-    IntegrityError,
-)
+from adapter_bucket.errors import BucketError, ConfigError, IntegrityError
 from adapter_bucket.fencing import Ownership
 from adapter_bucket.layout import (
     ADAPTER_FILES,
@@ -240,6 +236,11 @@ class RunWriter:
             )
         finally:
             self._reaper.shutdown(wait=True)
+
+    @property
+    def ownership(self) -> Ownership:
+        """Its right to write the manifest, for checkpoints."""
+        return self._owner
 
     def _check_order(self, entry: VersionEntry) -> None:
         run_id, version = self.manifest.run_id, entry.version

@@ -19,6 +19,7 @@ from adapter_bucket.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
+from adapter_bucket.file_slices import FileSlices, Sliceable
 from adapter_bucket.s3_calls import Deadline, S3Calls
 from adapter_bucket.s3_errors import NotModifiedAnswer
 from adapter_bucket.s3_settings import S3Settings, parse_s3_url
@@ -95,12 +96,7 @@ class S3Store:
 
     def create(self, key: str, data: Payload) -> str:
         """See ``Store.create``."""
-        exclusive = self._conditional_writes
-        if not exclusive and self._exists(key):
-            raise PreconditionFailed(f"{key} exists already in {self.url}")
-        if memoryview(data).nbytes >= self.settings.multipart_bytes:
-            return upload_parts(self._calls, self.settings, key, data, create_only=exclusive)
-        return self._put(key, data, **({"IfNoneMatch": "*"} if exclusive else {}))
+        return self._create(key, data if isinstance(data, bytes) else memoryview(data).cast("B"))
 
     def replace(self, key: str, data: Payload, *, etag: str) -> str:
         """See ``Store.replace``."""
@@ -139,6 +135,11 @@ class S3Store:
     def download(self, key: str, path: Path, *, size: int) -> None:
         """See ``Store.download``. Errors of writing ``path`` are ``OSError``."""
         download(self._calls, self.settings, key, path, size=size)
+
+    def upload(self, key: str, path: Path, *, size: int) -> None:
+        """See ``Store.upload``. Errors of reading ``path`` are ``OSError``."""
+        with FileSlices(path, size) as file:
+            self._create(key, file)
 
     def list(self, prefix: str) -> Iterator[str]:
         """See ``Store.list``."""
@@ -193,6 +194,14 @@ class S3Store:
         for upload in stale:
             abort_upload(self._calls, self._bucket, upload["Key"], upload["UploadId"])
         return len(stale)
+
+    def _create(self, key: str, data: Sliceable) -> str:
+        exclusive = self._conditional_writes
+        if not exclusive and self._exists(key):
+            raise PreconditionFailed(f"{key} exists already in {self.url}")
+        if len(data) >= self.settings.multipart_bytes:
+            return upload_parts(self._calls, self.settings, key, data, create_only=exclusive)
+        return self._put(key, data[:], **({"IfNoneMatch": "*"} if exclusive else {}))
 
     def _get(self, key: str, if_none_match: str | None, max_bytes: int | None) -> StoredObject:
         condition: dict[str, Any] = {"IfNoneMatch": if_none_match} if if_none_match else {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from adapter_bucket.errors import BucketError, IntegrityError, ObjectNotFound
+from adapter_bucket.file_slices import Sliceable
 from adapter_bucket.s3_calls import Deadline, S3Calls
 from adapter_bucket.s3_errors import CutBody
 from adapter_bucket.s3_settings import S3Settings
@@ -212,7 +213,7 @@ class _LocalFile:
 
 
 def upload_parts(
-    calls: S3Calls, settings: S3Settings, key: str, data: Payload, *, create_only: bool
+    calls: S3Calls, settings: S3Settings, key: str, data: Sliceable, *, create_only: bool
 ) -> str:
     """Write an object in parts, in parallel; return its ETag.
 
@@ -225,13 +226,12 @@ def upload_parts(
     """
     full, bucket = settings.prefix + key, settings.bucket
     condition: dict[str, Any] = {"IfNoneMatch": "*"} if create_only else {}
-    view = memoryview(data).cast("B")
     upload = calls.run(
         key, lambda client, _: client.create_multipart_upload(Bucket=bucket, Key=full)["UploadId"]
     )
 
     def part(start: int) -> CompletedPartTypeDef:
-        piece, number = view[start : start + settings.part_bytes], start // settings.part_bytes + 1
+        piece, number = data[start : start + settings.part_bytes], start // settings.part_bytes + 1
         digest = md5_of(piece)
         etag = calls.run(
             key,
@@ -251,7 +251,7 @@ def upload_parts(
         return {"PartNumber": number, "ETag": etag}
 
     try:
-        parts = in_parallel(part, range(0, len(view), settings.part_bytes), settings.parallel)
+        parts = in_parallel(part, range(0, len(data), settings.part_bytes), settings.parallel)
         return calls.run(
             key,
             lambda client, _: client.complete_multipart_upload(

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from adapter_bucket.checkpoint import CheckpointIndex
 from adapter_bucket.heartbeat import Heartbeat
 from adapter_bucket.manifest import Manifest
 
 _DOCUMENTS: dict[str, type[BaseModel]] = {
     "manifest.schema.json": Manifest,
     "heartbeat.schema.json": Heartbeat,
+    "checkpoint.schema.json": CheckpointIndex,
 }
 
 

@@ -109,6 +109,17 @@ class Store(Protocol):
         """
         ...
 
+    def upload(self, key: str, path: Path, *, size: int) -> None:
+        """Write a new object from the local file at ``path``; the counterpart of ``download``.
+
+        Guarantees: as ``create``. Memory does not grow with the size of the file.
+
+        Raises:
+            PreconditionFailed: the key exists already.
+            IntegrityError: the file does not have ``size`` bytes (any more).
+        """
+        ...
+
     def list(self, prefix: str) -> Iterator[str]:
         """Keys that start with ``prefix``, in no promised order. For discovery and garbage only."""
         ...

@@ -15,6 +15,7 @@ from adapter_bucket.layout import WEIGHTS_FILE, file_key
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.status import ReplicaStatus
 from tests.adapters import BASE, adapter_file, version
+from tests.checkpoints import claim, put_checkpoint, write_checkpoint
 
 
 @pytest.fixture
@@ -95,6 +96,17 @@ def test_export_writes_a_plain_peft_directory(
     assert run(capsys, "export", url, "run-1", "2", str(target))[0] == 1  # exists already
     code, error = run_json(capsys, "export", url, "run-1", "9", str(tmp_path / "x"))
     assert (code, error["error"]) == (1, "NotPublished")
+
+
+def test_show_lists_checkpoints(
+    capsys: pytest.CaptureFixture[str], url: str, tmp_path: Path
+) -> None:
+    store = FileStore.open(url)
+    write_checkpoint(tmp_path / "made", 1)
+    put_checkpoint(store, claim(store), tmp_path / "made", 1500)
+    _, shown = run_json(capsys, "show", url, "run-1")
+    assert [(one["step"], one["epoch"]) for one in shown["checkpoints"]] == [(1500, 2)]
+    assert "1500" in run(capsys, "show", url, "run-1")[1]
 
 
 def test_gc_removes_orphans_and_says_so(capsys: pytest.CaptureFixture[str], url: str) -> None:

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from adapter_bucket.checkpoint import CheckpointIndex, TrainerFacts
 from adapter_bucket.heartbeat import Heartbeat
-from adapter_bucket.manifest import FileEntry, Manifest, Signature, VersionEntry, Writer, encode
+from adapter_bucket.manifest import (
+    CheckpointEntry,
+    FileEntry,
+    Manifest,
+    Signature,
+    VersionEntry,
+    Writer,
+    encode,
+)
 from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.probe import Probe
 from adapter_bucket.publish import RunWriter
@@ -47,6 +56,9 @@ def test_the_protocol_names_every_field() -> None:
         Probe,
         FileEntry,
         Signature,
+        CheckpointEntry,
+        CheckpointIndex,
+        TrainerFacts,
         Heartbeat,
         RunStatus,
     ):

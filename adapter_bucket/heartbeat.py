@@ -1,8 +1,10 @@
 """What a replica writes into the bucket about itself, and how others tell that it is alive.
 
 A heartbeat is an object of its own per run and replica, overwritten by that replica alone: no
-conditions, no history. Nobody compares clocks of two machines: a reader calls a replica alive while
-the *content* keeps changing within the interval the replica announced, by the reader's own clock.
+conditions, no history. One more belongs to no run: it says that the replica is there before there
+is any run to serve, which is when a trainer looks for its servers. Nobody compares clocks of two
+machines: a reader calls a replica alive while the *content* keeps changing within the interval the
+replica announced, by the reader's own clock.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ MAX_HEARTBEAT_BYTES = 256 * 1024
 MAX_REPLICAS = 4096
 """More heartbeats than this are not read: somebody fills the bucket."""
 
+ABANDONED_S = 24 * 3600.0
+"""Age at which a heartbeat without a run is deleted: far above any interval."""
+
 MISSED = 3
 """Intervals without a change after which a replica counts as gone."""
 
@@ -39,7 +44,8 @@ class Heartbeat(BaseModel):
     model_config = READABLE
 
     format_version: int = FORMAT_VERSION
-    run_id: RunId
+    run_id: RunId | None = None
+    """``None``: that of the replica itself, whatever it serves; ``status`` then has no runs."""
     replica_id: RunId
     """Follows the rules of a run id: it is part of the key."""
     url: str = Field(max_length=2048)
@@ -59,7 +65,7 @@ def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     return heartbeat.model_dump_json(indent=1).encode()
 
 
-def decode_heartbeat(data: bytes, *, run_id: str, replica_id: str) -> Heartbeat:
+def decode_heartbeat(data: bytes, *, run_id: str | None, replica_id: str) -> Heartbeat:
     """Parse and check a heartbeat.
 
     Raises:
@@ -93,9 +99,25 @@ def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
     store.overwrite(key, encode_heartbeat(heartbeat))
 
 
-def remove_heartbeat(store: Store, run_id: str, replica_id: str) -> None:
+def remove_heartbeat(store: Store, run_id: str | None, replica_id: str) -> None:
     """Take a replica off the list at its orderly end."""
     store.delete([heartbeat_key(run_id, replica_id)])
+
+
+def remove_abandoned(store: Store) -> int:
+    """Delete the run-less heartbeats of replicas that were killed long ago; returns how many.
+
+    Those of a run go with the run. These would stay for ever: a spot replica that starts again has
+    another id.
+    """
+    before = store.now() - ABANDONED_S
+    keys = [
+        info.key
+        for info in store.scan(replicas_prefix(None))
+        if parse_heartbeat_key(info.key) is not None and info.modified_at < before
+    ]
+    store.delete(keys)
+    return len(keys)
 
 
 @dataclass(frozen=True)
@@ -120,17 +142,18 @@ class _Known:
 
 
 class HeartbeatReader:
-    """Follows the heartbeats of one run. Not thread-safe.
+    """Follows the heartbeats of one run, or with ``None`` those of all replicas. Not thread-safe.
 
     A poll costs one listing and a conditional GET per replica. A malformed heartbeat costs one log
     line when it appears, and hides nothing else.
     """
 
     def __init__(
-        self, store: Store, run_id: str, *, clock: Callable[[], float] = time.monotonic
+        self, store: Store, run_id: str | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
         self._run_id = run_id
+        self._subject = "the bucket" if run_id is None else f"run {run_id}"
         self._clock = clock
         self._known: dict[str, _Known] = {}
         self.faults: dict[str, str] = {}
@@ -149,7 +172,7 @@ class HeartbeatReader:
         ids = sorted(name for name in map(parse_heartbeat_key, keys) if name is not None)
         if len(ids) > MAX_REPLICAS:
             logger.warning(
-                "run %s has %d heartbeats; only %d are read", self._run_id, len(ids), MAX_REPLICAS
+                "%s has %d heartbeats; only %d are read", self._subject, len(ids), MAX_REPLICAS
             )
         faults: dict[str, str] = {}
         known = {name: self._known[name] for name in ids[:MAX_REPLICAS] if name in self._known}
@@ -159,7 +182,7 @@ class HeartbeatReader:
             except BucketError as error:
                 faults[replica_id] = str(error)
                 if replica_id not in self.faults:
-                    logger.warning("run %s: %s", self._run_id, error)
+                    logger.warning("%s: %s", self._subject, error)
         self._known, self.faults = known, faults
         now = self._clock()
         return {name: Seen(one.heartbeat, now - one.changed_at) for name, one in known.items()}

@@ -40,7 +40,7 @@ _CHECKPOINT_KEY = re.compile(
 # letters, streams), a backslash and a space are not among them.
 _FILE_PART = re.compile(r"[A-Za-z0-9._+=-]{1,128}\Z")
 _MAX_FILE_DEPTH = 6
-_HEARTBEAT_KEY = re.compile(r"runs/[^/]+/replicas/(?P<replica>[^/]+)\.json\Z")
+_HEARTBEAT_KEY = re.compile(r"(?:runs/[^/]+/)?replicas/(?P<replica>[^/]+)\.json\Z")
 _MANIFEST_KEY = re.compile(r"runs/(?P<run>[^/]+)/manifest\.json\Z")
 
 
@@ -189,12 +189,12 @@ def probe_key(token: str) -> str:
     return f"probes/{token}"
 
 
-def replicas_prefix(run_id: str) -> str:
-    """Prefix of the heartbeats of the replicas that serve a run."""
-    return f"{run_prefix(run_id)}replicas/"
+def replicas_prefix(run_id: str | None) -> str:
+    """Prefix of the heartbeats of the replicas that serve a run; ``None``: of all replicas."""
+    return "replicas/" if run_id is None else f"{run_prefix(run_id)}replicas/"
 
 
-def heartbeat_key(run_id: str, replica_id: str) -> str:
+def heartbeat_key(run_id: str | None, replica_id: str) -> str:
     """Key of one replica's heartbeat. A replica id follows the rules of a run id."""
     return f"{replicas_prefix(run_id)}{check_run_id(replica_id)}.json"
 

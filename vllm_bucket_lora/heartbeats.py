@@ -1,8 +1,8 @@
 """Says in the bucket that this server is there and what it serves, for proxies that look it up.
 
-One process per server writes: one small object per running run, now and then, and soon after its
-list of ready versions changed. Where the bucket is read-only for this server, it says so once and
-serves on: heartbeats are a help, not a condition.
+One process per server writes, now and then: one small object that says that the server is there,
+and one per running run, this soon after its list of ready versions changed too. Where the bucket is
+read-only for this server, it says so once and serves on: heartbeats are a help, not a condition.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 from adapter_bucket.errors import BucketError, StoreDenied
-from adapter_bucket.heartbeat import Heartbeat, remove_heartbeat, write_heartbeat
+from adapter_bucket.heartbeat import (
+    Heartbeat,
+    remove_abandoned,
+    remove_heartbeat,
+    write_heartbeat,
+)
 from adapter_bucket.manifest import RunState
 from adapter_bucket.status import ReplicaStatus
 from adapter_bucket.store import Store
@@ -55,7 +60,9 @@ class Heart:
         self._interval_s = interval_s
         self._settle_s = settle_s
         self._sequence = 0
-        self._alive: set[str] = set()
+        self._alive: set[str | None] = set()
+        """Runs, and ``None`` for the server itself, of which a heartbeat is in the bucket."""
+        self._tidied = False
         self._denied_until = 0.0
         self._news = asyncio.Event()
         self._last_said: object = None
@@ -84,14 +91,15 @@ class Heart:
             self._say_goodbye()
 
     async def write(self) -> None:
-        """Write one heartbeat per running run; take back those of runs that have ended."""
+        """Write the server's own and one per running run; take back those of ended runs."""
         if time.monotonic() < self._denied_until:
             return
         status = self._status()
         running = {r for r, run in status.runs.items() if run.state == RunState.RUNNING.value}
         self._sequence += 1
-        beats = [self._heartbeat(run_id, status) for run_id in sorted(running)]
-        ended = sorted(self._alive - running)
+        current: list[str | None] = [None, *sorted(running)]
+        beats = [self._heartbeat(run_id, status) for run_id in current]
+        ended = [run_id for run_id in self._alive if run_id not in current]
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._executor, self._send, beats, ended)
@@ -99,17 +107,26 @@ class Heart:
             self._note(error)
         else:
             self.fault = None
-            self._alive = running
+            self._alive = set(current)
+        if not self._tidied:
+            self._tidied = True
+            await loop.run_in_executor(self._executor, self._tidy)
 
-    def _send(self, beats: list[Heartbeat], ended: list[str]) -> None:
+    def _tidy(self) -> None:
+        try:
+            remove_abandoned(self._store)
+        except BucketError as error:  # somebody with the permission, or the next start, does it
+            logger.info("heartbeats of replicas that are gone stay: %s", error)
+
+    def _send(self, beats: list[Heartbeat], ended: Iterable[str | None]) -> None:
         for beat in beats:
             write_heartbeat(self._store, beat)
         for run_id in ended:
             remove_heartbeat(self._store, run_id, self._replica_id)
 
-    def _heartbeat(self, run_id: str, status: ReplicaStatus) -> Heartbeat:
-        own = status.runs[run_id]
-        ready = [name for name in status.ready if name.rpartition("-v")[0] == run_id]
+    def _heartbeat(self, run_id: str | None, status: ReplicaStatus) -> Heartbeat:
+        own = {} if run_id is None else {run_id: status.runs[run_id]}
+        ready = [name for name in status.ready if name.rpartition("-v")[0] in own]
         return Heartbeat(
             run_id=run_id,
             replica_id=self._replica_id,
@@ -117,7 +134,7 @@ class Heart:
             sequence=self._sequence,
             interval_s=self._interval_s,
             written_at=time.time(),
-            status=status.model_copy(update={"runs": {run_id: own}, "ready": ready}),
+            status=status.model_copy(update={"runs": own, "ready": ready}),
         )
 
     def _note(self, error: BucketError) -> None:
@@ -133,7 +150,7 @@ class Heart:
         # server's end up, and a reader notices the silence anyway.
         def take_back() -> None:
             with contextlib.suppress(BucketError):
-                self._send([], sorted(self._alive))
+                self._send([], self._alive)
 
         if self._alive:
             thread = threading.Thread(target=take_back, name="bucket-lora-goodbye", daemon=True)

@@ -47,30 +47,33 @@ class View:
     replicas: dict[str, Found] = field(default_factory=dict)
     """By URL, in one spelling."""
     refused: dict[str, str] = field(default_factory=dict)
-    """By "run/replica": why it is not used."""
+    """By "run/replica", or the replica alone: why it is not used."""
     fault: str | None = None
     """Why the bucket could not be read; what it holds is then not known."""
 
 
-def view_of(seen: dict[str, dict[str, Seen]], rules: Sequence[AllowRule]) -> View:
-    """Sort out the heartbeats of several runs, by run and replica id. Pure.
+def view_of(seen: dict[str | None, dict[str, Seen]], rules: Sequence[AllowRule]) -> View:
+    """Sort out the heartbeats of several runs, by run (``None``: of no run) and replica id. Pure.
 
     A replica that serves several runs has a heartbeat in each of them and is one replica.
     """
     replicas: dict[str, Found] = {}
     refused: dict[str, str] = {}
-    for run_id, by_id in sorted(seen.items()):
+    for run_id, by_id in seen.items():
+        subject = "" if run_id is None else f"{run_id}/"
         for replica_id, one in sorted(by_id.items()):
             try:
                 origin, rule = origin_of(one.heartbeat.url, rules)
             except ConfigError as error:
                 if len(refused) < MAX_REFUSED:
-                    refused[f"{run_id}/{replica_id}"] = f"{one.heartbeat.url[:200]!r}: {error}"
+                    refused[f"{subject}{replica_id}"] = f"{one.heartbeat.url[:200]!r}: {error}"
                 continue
             known = replicas.get(origin.url)
             alive = one.alive or (known is not None and known.alive)
-            runs = dict.fromkeys((*(known.runs if known else ()), run_id))
-            replicas[origin.url] = Found(origin, rule, alive, tuple(runs))
+            runs = known.runs if known else ()
+            if run_id is not None and run_id not in runs:
+                runs += (run_id,)
+            replicas[origin.url] = Found(origin, rule, alive, runs)
     return View(replicas, refused)
 
 
@@ -79,7 +82,7 @@ class HeartbeatFollower:
 
     Args:
         open_store: opens the bucket; tried again until it works.
-        runs: runs to follow; empty: all.
+        runs: runs to follow; empty: all replicas, also those without a run.
         rules: which addresses may be used.
         poll_s: pause between two looks.
         deliver: called with every view, in the thread.
@@ -102,10 +105,10 @@ class HeartbeatFollower:
         self._deliver = deliver
         self._clock = clock
         self._store: Store | None = None
-        self._readers: dict[str, HeartbeatReader] = {}
-        self._last_sign: dict[str, float] = {}
+        self._readers: dict[str | None, HeartbeatReader] = {}
+        self._last_sign: dict[str | None, float] = {}
         """When a run last showed a heartbeat, or was first seen."""
-        self._next_look: dict[str, float] = {}
+        self._next_look: dict[str | None, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="heartbeats", daemon=True)
 
@@ -133,9 +136,9 @@ class HeartbeatFollower:
             log.exception("reading heartbeats failed")
             return View(fault=f"{type(error).__name__}: {error}")
 
-    def _read(self, store: Store) -> dict[str, dict[str, Seen]]:
+    def _read(self, store: Store) -> dict[str | None, dict[str, Seen]]:
         now = self._clock()
-        runs = self._runs or tuple(discover_runs(store))
+        runs: tuple[str | None, ...] = self._runs or (None, *discover_runs(store))
         self._readers = {
             run_id: self._readers.get(run_id) or HeartbeatReader(store, run_id, clock=self._clock)
             for run_id in runs
@@ -143,7 +146,7 @@ class HeartbeatFollower:
         for known in (self._last_sign, self._next_look):
             for run_id in known.keys() - self._readers.keys():
                 del known[run_id]
-        seen = {}
+        seen: dict[str | None, dict[str, Seen]] = {}
         for run_id, reader in self._readers.items():
             if now < self._next_look.get(run_id, now):
                 continue
@@ -151,6 +154,6 @@ class HeartbeatFollower:
             last = self._last_sign.setdefault(run_id, now)
             if seen[run_id]:
                 self._last_sign[run_id] = now
-            elif now - last > QUIET_AFTER_S:
+            elif run_id is not None and now - last > QUIET_AFTER_S:
                 self._next_look[run_id] = now + QUIET_POLL_S
         return seen

@@ -145,7 +145,7 @@ class Membership:
         replica.runs = found.runs
         self._watcher.watch(replica)
         self._metrics.membership.labels("join").inc()
-        log.info("replica %s is a member, by a heartbeat of %s", replica.url, found.runs[0])
+        log.info("replica %s is a member, by its heartbeat", replica.url)
         self._fleet.notify()
 
     def _add(self, origin: Origin, source: Source, token: str | None) -> Replica:

@@ -33,7 +33,12 @@ TOKEN = "replica-token-0123456789"
 
 
 def heartbeat(
-    url: str, *, run_id: str = "run", replica_id: str = "one", number: int = 0, every_s: float = 60
+    url: str,
+    *,
+    run_id: str | None = "run",
+    replica_id: str = "one",
+    number: int = 0,
+    every_s: float = 60,
 ) -> Heartbeat:
     return Heartbeat(
         run_id=run_id,
@@ -84,6 +89,19 @@ async def test_a_replica_joins_with_its_heartbeat_and_serves(
     assert (await proxy.generate("run-v1")).json()["served_by"] == replica.port
     page = (await proxy.get("/metrics")).body.decode()
     assert 'bucket_lora_proxy_membership_changes_total{change="join"} 1.0' in page
+
+
+async def test_a_replica_joins_before_there_is_any_run(
+    harness: Harness, bucket: str, store: Store
+) -> None:
+    """A trainer waits for its servers before it makes its run."""
+    replica = await harness.replica()
+    proxy = await follow(harness, bucket)
+    assert (await proxy.get("/health")).status == 503
+    write_heartbeat(store, heartbeat(replica.url, run_id=None))
+    await proxy.until_up(1)
+    assert (await proxy.get("/health")).status == 200
+    assert (await proxy.generate("base")).status == 200
 
 
 async def test_no_replica_is_told_at_once_with_the_reason_and_heals(
@@ -285,6 +303,7 @@ def seen(url: str, *, unchanged_s: float = 0.0, **fields: Any) -> Seen:
 def test_a_replica_of_two_runs_is_one_and_lives_as_long_as_either_heartbeat() -> None:
     view = view_of(
         {
+            None: {"one": seen("http://127.0.0.1:1", run_id=None, unchanged_s=1e6)},
             "a": {"one": seen("http://127.0.0.1:1", run_id="a", unchanged_s=1e6)},
             "b": {"one": seen("http://127.0.0.1:1/", run_id="b")},
         },
@@ -320,11 +339,12 @@ def test_an_old_run_is_looked_at_seldom(runs: list[str], now: list[float]) -> No
     store.overwrite("runs/run/manifest.json", b"{}")
     now[0] += QUIET_AFTER_S + 1
     follower.look()
+    own = 10 if not runs else 0  # of the heartbeats without a run
     CountingStore.listings = 0
     for _ in range(10):
         now[0] += 5
         follower.look()
-    assert CountingStore.listings == 0
+    assert CountingStore.listings == own
     now[0] += 60
     write_heartbeat(store, heartbeat("http://127.0.0.1:2"))
     assert list(follower.look().replicas) == ["http://127.0.0.1:2"]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from adapter_bucket.errors import StoreDenied
-from adapter_bucket.heartbeat import HeartbeatReader
+from adapter_bucket.heartbeat import ABANDONED_S, HeartbeatReader
 from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.status import ReplicaStatus, RunStatus
 from adapter_bucket.store import Payload
@@ -114,6 +114,42 @@ def test_the_heartbeat_of_an_ended_run_is_taken_back() -> None:
             await until(lambda: "r-1" in reader.poll())
             server.now = status([1], state="finished")
             await until(lambda: reader.poll() == {})
+
+    asyncio.run(scenario())
+
+
+def test_a_server_without_a_run_says_that_it_is_there() -> None:
+    async def scenario() -> None:
+        store, server = MemoryStore(), Server()
+        server.now = status([1]).model_copy(update={"runs": {}, "ready": []})
+        reader, of_run = HeartbeatReader(store, None), HeartbeatReader(store, "run")
+        async with beating(store, server, interval_s=0.03):
+            await until(lambda: "r-1" in reader.poll())
+            server.now = status([1])
+            await until(lambda: "r-1" in of_run.poll())
+            beat = reader.poll()["r-1"].heartbeat
+            assert (beat.run_id, beat.status.runs, beat.status.ready) == (None, {}, [])
+            server.now = status([1], state="finished")
+            await until(lambda: of_run.poll() == {})
+            assert "r-1" in reader.poll()
+        assert reader.poll() == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_starts_removes_what_killed_ones_left_a_day_ago() -> None:
+    async def scenario() -> None:
+        clock = [1e6]
+        store, server = MemoryStore(clock=lambda: clock[0]), Server()
+        store.overwrite("replicas/killed.json", b"{}")
+        clock[0] += ABANDONED_S - 10
+        store.overwrite("replicas/silent.json", b"{}")
+        store.overwrite("replicas/notes.txt", b"somebody's own")
+        clock[0] += 20
+        async with beating(store, server, interval_s=60.0):
+            await until(lambda: "replicas/killed.json" not in set(store.list("")))
+            kept = {"replicas/silent.json", "replicas/notes.txt", "replicas/r-1.json"}
+            assert kept <= set(store.list("replicas/"))
 
     asyncio.run(scenario())
 

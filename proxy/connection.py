@@ -13,6 +13,7 @@ from typing import cast
 import httptools
 from bucket_lora_proxy.errors import (
     BodyCut,
+    GivenUp,
     Headers,
     NoResponse,
     ProtocolFault,
@@ -21,7 +22,8 @@ from bucket_lora_proxy.errors import (
 )
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Largest head of an answer, all fields together; vLLM's are below 1 KiB."""
+"""Most bytes in a row that bring nothing of a body: a head, interim answers, chunk extensions or
+trailers. vLLM's heads are below 1 KiB."""
 
 HIGH_WATER_BYTES = 256 * 1024
 """Unread body bytes at which reading from the socket stops."""
@@ -58,7 +60,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers = []
         self.complete = False
-        self._head_bytes = 0
+        self._overhead_bytes = 0
         self._head_done = False
         self._got_bytes = False
         self._until_close = True
@@ -85,6 +87,7 @@ class Connection(asyncio.Protocol):
 
         Raises:
             NoResponse: the connection ended before the first byte.
+            GivenUp: this side ended it then, with ``fail``.
             BodyCut: it ended inside the head.
             ProtocolFault: the answer is not valid HTTP/1.1.
             UpstreamTimeout: silence for ``timeout_s``.
@@ -137,7 +140,7 @@ class Connection(asyncio.Protocol):
 
     def fail(self, reason: str) -> None:
         """Abort, and let whoever waits for this exchange see why."""
-        kind = BodyCut if self._got_bytes else NoResponse
+        kind = BodyCut if self._got_bytes else GivenUp
         self._fail(kind(f"{self.peer}: {reason}"))
         self.abort()
 
@@ -185,12 +188,17 @@ class Connection(asyncio.Protocol):
             return
         self._got_bytes = True
         self._last_byte = self._loop.time()
+        self._overhead_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._spoiled = True
             if not self.complete:
                 self._fail(ProtocolFault(f"{self.peer}: not an HTTP/1.1 answer ({error})"))
+        if self._overhead_bytes > MAX_HEAD_BYTES and not self.complete:
+            # Counted here and not by field: the parser collects a field until its end.
+            self._fail(ProtocolFault(f"{self.peer}: {MAX_HEAD_BYTES} bytes without any body"))
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
@@ -213,11 +221,6 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_done:
             return  # trailers are dropped: no field of a generation is carried there
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._spoiled = True
-            self._fail(ProtocolFault(f"{self.peer}: head above {MAX_HEAD_BYTES} bytes"))
-            return
         name = name.lower()
         if name == b"content-length" or name == b"transfer-encoding":
             self._until_close = False
@@ -229,7 +232,6 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self.headers = []
-            self._head_bytes = 0
             self._until_close = True
             return  # interim answer; the final one follows
         self.status = status
@@ -239,6 +241,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self.complete or not body:
             return
+        self._overhead_bytes = 0
         self._chunks.append(body)
         self._buffered += len(body)
         if self._buffered > HIGH_WATER_BYTES and not self._paused and self._transport is not None:
@@ -254,5 +257,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         self.complete = True
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            self._spoiled = True  # answered before it took the whole request
         self._stop_timer()
         self._wake()

@@ -109,6 +109,10 @@ class NoResponse(UpstreamError):
     """The connection ended before the first byte of an answer."""
 
 
+class GivenUp(UpstreamError):
+    """Sent, and ended by this side before the first byte: the same replica is not asked again."""
+
+
 class BodyCut(UpstreamError):
     """The connection ended inside an answer."""
 

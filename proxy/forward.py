@@ -22,6 +22,7 @@ from bucket_lora_proxy.errors import (
     ClientGone,
     ConnectFailed,
     ErrorType,
+    GivenUp,
     Headers,
     NoResponse,
     UpstreamError,
@@ -196,7 +197,8 @@ class Forwarder:
     async def _whole(self, job: Job, response: Response) -> None:
         body = await response.read(max_bytes=self._config.max_answer_bytes)
         headers = for_client(response.headers)
-        headers.append((b"content-length", str(len(body)).encode()))
+        if response.status != 204:  # RFC 9110 section 8.6
+            headers.append((b"content-length", str(len(body)).encode()))
         job.started = True
         await job.send(
             {"type": "http.response.start", "status": response.status, "headers": headers}
@@ -236,7 +238,7 @@ class Forwarder:
             )
         timed_out = isinstance(fault, UpstreamTimeout)
         delivered = "nothing was sent" if isinstance(fault, ConnectFailed) else "no answer came"
-        if not isinstance(fault, ConnectFailed | NoResponse | UpstreamTimeout):
+        if not isinstance(fault, ConnectFailed | NoResponse | GivenUp | UpstreamTimeout):
             delivered = "the answer was cut"
         return ApiError(
             504 if timed_out else 502,

@@ -181,6 +181,7 @@ class Pool:
         Raises:
             ConnectFailed: nothing was sent.
             NoResponse: sent on a fresh connection, which ended before the first byte.
+            GivenUp: sent, and ended by ``fail_active`` before the first byte.
             BodyCut, ProtocolFault, UpstreamTimeout: the answer failed.
         """
         parts = [method, b" ", self.origin.base_path, target, b" HTTP/1.1\r\n", self._fixed]

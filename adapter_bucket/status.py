@@ -118,6 +118,9 @@ class ReplicaStatus(BaseModel):
     """Adapter slots of an engine."""
     max_lora_rank: int = Field(ge=1)
     vllm_version: str = ""
+    logprobs_mode: str = ""
+    """``--logprobs-mode`` of the server; a trainer that corrects by sampled logprobs wants
+    ``processed_logprobs``."""
     plugin_version: str = ""
     in_flight: int = Field(default=0, ge=0)
     """Requests that name an adapter and are being served, by the process that answers."""

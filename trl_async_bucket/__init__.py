@@ -9,14 +9,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trl_async_bucket.config import AsyncGRPOConfig
-    from trl_async_bucket.trainers import AsyncGRPOTrainer
+    from trl_async_bucket.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+    from trl_async_bucket.callback import BucketSyncCallback
+    from trl_async_bucket.grpo import GRPOConfig, GRPOTrainer
 
-__all__ = ["AsyncGRPOConfig", "AsyncGRPOTrainer"]
+__all__ = [
+    "AsyncGRPOConfig",
+    "AsyncGRPOTrainer",
+    "BucketSyncCallback",
+    "GRPOConfig",
+    "GRPOTrainer",
+]
 
 _HOMES = {
-    "AsyncGRPOConfig": "trl_async_bucket.config",
-    "AsyncGRPOTrainer": "trl_async_bucket.trainers",
+    "AsyncGRPOConfig": "trl_async_bucket.async_grpo",
+    "AsyncGRPOTrainer": "trl_async_bucket.async_grpo",
+    "BucketSyncCallback": "trl_async_bucket.callback",
+    "GRPOConfig": "trl_async_bucket.grpo",
+    "GRPOTrainer": "trl_async_bucket.grpo",
 }
 
 

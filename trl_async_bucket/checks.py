@@ -60,11 +60,12 @@ def check_replicas(
             )
         needed = slots_needed(window)
         if replica.max_loras < needed:
+            fits = replica.max_loras - (needed - window) - 2
+            lower = f", or lower max_staleness to {fits}" if fits >= 0 else ""
             raise ConfigError(
-                f"replica {url} was started with --max-loras {replica.max_loras}, but "
-                f"max_staleness={window - 2} needs {needed} adapter slots ({window} versions ready "
-                f"and the next one). Start it with --max-loras {needed}, or lower max_staleness to "
-                f"{replica.max_loras - (needed - window) - 2}"
+                f"replica {url} was started with --max-loras {replica.max_loras}, but this run "
+                f"needs {needed} adapter slots: {window} version(s) ready (max_staleness + 2; 1 "
+                f"on-policy) and the next one. Start it with --max-loras {needed}{lower}"
             )
 
 

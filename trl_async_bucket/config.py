@@ -1,4 +1,4 @@
-"""The trainer's settings: TRL's config classes with a few ``bucket_*`` fields."""
+"""The ``bucket_*`` fields that the drop-ins add to TRL's config classes. Imports no TRL."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import check_run_id
-from trl_async_bucket.compat.async_grpo import import_trl
-
-TrlAsyncGRPOConfig: Any = import_trl()[0]
+from adapter_bucket.ready_policy import ReadyPolicy
+from trl_async_bucket.settings import SyncSettings
 
 WEIGHT_SYNCS = ("trl", "bucket")
-READY_POLICIES = ("any", "all")
+READY_SOURCES = ("status", "heartbeats")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -62,10 +60,18 @@ class BucketSyncFields:
     bucket_ready: str = field(
         default="any",
         metadata={
-            "help": "On how many replicas a version must be ready before rollouts ask for it. "
-            "'any' suffices behind the proxy, which sends a request only where its version is "
-            "ready.",
-            "choices": list(READY_POLICIES),
+            "help": "On how many replicas a version must be ready before rollouts ask for it: "
+            "'any', 'all', 'quorum:N', or 'none' (as soon as it is published). 'any' suffices "
+            "behind the proxy, which sends a request only where its version is ready.",
+        },
+    )
+    bucket_ready_via: str = field(
+        default="status",
+        metadata={
+            "help": "How the trainer learns what is ready. 'status' asks the replicas or the proxy "
+            "over HTTP and knows within one round trip; 'heartbeats' reads what the replicas "
+            "write into the bucket, for servers whose /bucket_lora/status cannot be reached.",
+            "choices": list(READY_SOURCES),
         },
     )
     bucket_max_lag: int = field(
@@ -75,6 +81,14 @@ class BucketSyncFields:
             "version before the trainer waits. Lag is staleness that every new rollout starts "
             "with. -1 means `max_staleness - 1`, at least 1: one version below where all rollouts "
             "would be dropped."
+        },
+    )
+    bucket_probe_every: int = field(
+        default=100,
+        metadata={
+            "help": "The first two versions of a start and then every N-th carry a probe: 32 "
+            "tokens with the trainer's own logprobs, which a replica must compute before it says "
+            "ready. Costs the trainer one short forward pass. 0: no probes."
         },
     )
     bucket_keep_every: int = field(
@@ -89,7 +103,7 @@ class BucketSyncFields:
         },
     )
 
-    def check_bucket_fields(self, *, max_staleness: int, output_dir: str | None) -> None:
+    def check_bucket_fields(self, *, output_dir: str | None) -> None:
         """Check the fields and fill in the run id.
 
         Raises:
@@ -99,13 +113,57 @@ class BucketSyncFields:
         if self.weight_sync != "bucket":
             return
         _check_choice("bucket_dtype", self.bucket_dtype, DTYPES)
-        _check_choice("bucket_ready", self.bucket_ready, READY_POLICIES)
+        _check_choice("bucket_ready_via", self.bucket_ready_via, READY_SOURCES)
+        ReadyPolicy.parse(self.bucket_ready)
         if not self.bucket_url:
             raise ConfigError(
                 "weight_sync='bucket' needs bucket_url: s3://bucket/prefix or file:///dir"
             )
+        if self.bucket_ready_via == "heartbeats" and self.bucket_dtype == "auto":
+            raise ConfigError(
+                "bucket_dtype='auto' asks the replicas over HTTP; with "
+                "bucket_ready_via='heartbeats' write the dtype they serve in, for example "
+                "bucket_dtype='bfloat16'"
+            )
+        for name in ("bucket_keep_every", "bucket_probe_every"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must not be negative; 0: none")
+        if self.bucket_run_id is None:
+            self.bucket_run_id = new_run_id(output_dir)
+        try:
+            check_run_id(self.bucket_run_id)
+        except ConfigError as error:
+            raise ConfigError(f"bucket_run_id: {error}") from None
+
+    def sync_settings(
+        self, *, window: int, max_lag: int, server_url: str, timeout_s: float
+    ) -> SyncSettings:
+        """The checked fields with what TRL's own fields add."""
+        assert self.bucket_url is not None
+        assert self.bucket_run_id is not None
+        return SyncSettings(
+            bucket_url=self.bucket_url,
+            run_id=self.bucket_run_id,
+            ready=ReadyPolicy.parse(self.bucket_ready),
+            ready_via=self.bucket_ready_via,
+            window=window,
+            max_lag=max_lag,
+            timeout_s=timeout_s,
+            server_url=server_url,
+            takeover=self.bucket_takeover,
+            dtype=self.bucket_dtype,
+            keep_every=self.bucket_keep_every,
+            base_model=self.bucket_base_model,
+        )
+
+    def lag_limit(self, max_staleness: int) -> int:
+        """``bucket_max_lag``, its default filled in and checked against ``max_staleness``.
+
+        Raises:
+            ConfigError: it is below 1, or so large that every rollout would be dropped.
+        """
         if self.bucket_max_lag == -1:
-            self.bucket_max_lag = max(max_staleness - 1, 1)
+            return max(max_staleness - 1, 1)
         if self.bucket_max_lag < 1:
             raise ConfigError(f"bucket_max_lag={self.bucket_max_lag} must be at least 1")
         if self.bucket_max_lag > max(max_staleness, 1):
@@ -114,29 +172,7 @@ class BucketSyncFields:
                 "every rollout would be dropped as stale before the trainer waits. Lower "
                 "bucket_max_lag or raise max_staleness"
             )
-        if self.bucket_keep_every < 0:
-            raise ConfigError(
-                f"bucket_keep_every={self.bucket_keep_every} must not be negative; 0 keeps none"
-            )
-        if self.bucket_run_id is None:
-            self.bucket_run_id = _new_run_id(output_dir)
-        try:
-            check_run_id(self.bucket_run_id)
-        except ConfigError as error:
-            raise ConfigError(f"bucket_run_id: {error}") from None
-
-
-@dataclass
-class AsyncGRPOConfig(BucketSyncFields, TrlAsyncGRPOConfig):  # type: ignore[misc]
-    """TRL's ``AsyncGRPOConfig`` with bucket weight sync.
-
-    All of TRL's fields keep their meaning. ``weight_sync_timeout`` (seconds) also limits how long
-    the trainer waits for a version to become ready, and for the bucket, before it raises.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_bucket_fields(max_staleness=self.max_staleness, output_dir=self.output_dir)
+        return self.bucket_max_lag
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -144,7 +180,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
 
 
-def _new_run_id(output_dir: str | None) -> str:
+def new_run_id(output_dir: str | None) -> str:
     """``<output dir name>-<UTC time>-<random>``, shortened to stay a valid run id."""
     stem = Path(output_dir or "run").resolve().name
     clean = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem)

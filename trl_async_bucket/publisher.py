@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from adapter_bucket.errors import StoreDenied, StoreUnavailable
+from adapter_bucket.errors import ConfigError, StoreDenied, StoreUnavailable
+from adapter_bucket.probe import Probe
 from adapter_bucket.store import Payload
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Snapshot:
     buffer: SnapshotLike
     taken_at: float
     """``time.monotonic`` when it was complete, seconds."""
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Publisher:
         self._changed = threading.Condition()
         self._free: list[SnapshotLike] = list(buffers)
         self._pending: Snapshot | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._stopping = False
         self._aborted = False
         self._ready_version = 0
@@ -113,10 +115,13 @@ class Publisher:
         """A buffer to fill. A snapshot still waiting gives up its buffer: the newest wins.
 
         Raises:
+            ConfigError: the publisher is closed.
             Exception: whatever stopped the publisher.
         """
         with self._changed:
             self._raise_error()
+            if self._stopping:
+                raise ConfigError("a snapshot was taken after the bucket sync had ended")
             if self._pending is not None:
                 logger.info(
                     "snapshot of version %d is skipped: the bucket is slower than the trainer",
@@ -206,7 +211,7 @@ class Publisher:
                 active, self._pending = self._pending, None
             try:
                 record = self._sync(active)
-            except Exception as error:  # the thread's boundary: raised again in the trainer
+            except BaseException as error:  # the thread's boundary: raised again in the trainer
                 logger.error("publishing version %d failed: %s", active.version, error)
                 with self._changed:
                     self._error = error

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import requests
 from pydantic import BaseModel, ValidationError
 
 from adapter_bucket.errors import BucketError, ConfigError, StoreUnavailable
+from adapter_bucket.ready_policy import ReadyPolicy
 from adapter_bucket.status import (
     ADAPTER_PARAM,
     MAX_WAIT_S,
@@ -46,13 +47,42 @@ class ReplicasRefused(BucketError):
     """The replicas will never serve this version. The message carries their reason."""
 
 
+class Readiness(Protocol):
+    """Knows on how many replicas a version is ready."""
+
+    def wait_ready(
+        self,
+        adapter: str,
+        *,
+        policy: ReadyPolicy,
+        timeout_s: float,
+        should_stop: Callable[[], bool],
+    ) -> bool:
+        """Wait until an adapter is ready on as many replicas as the policy wants.
+
+        Args:
+            adapter: Name, ``<run_id>-v<N>``.
+            policy: On how many replicas; not ``none``.
+            timeout_s: How long to wait in all.
+            should_stop: Asked at least every ``LONG_POLL_S``.
+
+        Returns:
+            Whether it became ready; false if ``should_stop`` said so first.
+
+        Raises:
+            ReplicasRefused: they will never serve it.
+            StoreUnavailable: not ready within ``timeout_s``; the message has the last reason.
+        """
+        ...
+
+
 class ReplicaClient:
     """Talks to one replica or to the proxy. Thread-safe."""
 
     def __init__(self, base_url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._base_url = base_url.rstrip("/")
         self._clock = clock
-        self._headers = _authorization(os.environ.get(TOKEN_ENV, ""))
+        self._headers = authorization()
 
     def replicas(self) -> dict[str, ReplicaStatus]:
         """Status of every replica that answers, by URL.
@@ -77,25 +107,11 @@ class ReplicaClient:
         self,
         adapter: str,
         *,
-        need: str,
+        policy: ReadyPolicy,
         timeout_s: float,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Wait until an adapter is ready.
-
-        Args:
-            adapter: Name, ``<run_id>-v<N>``.
-            need: ``any`` or ``all`` replicas.
-            timeout_s: How long to wait in all.
-            should_stop: Asked between two long-polls.
-
-        Returns:
-            Whether it became ready; false if ``should_stop`` said so first.
-
-        Raises:
-            ReplicasRefused: they will never serve it.
-            StoreUnavailable: not ready within ``timeout_s``; the message has the last reason.
-        """
+        """See ``Readiness``."""
         deadline = self._clock() + timeout_s
         last = "no answer yet"
         while (remaining := deadline - self._clock()) > 0:
@@ -103,19 +119,20 @@ class ReplicaClient:
                 return False
             asked = self._clock()
             try:
-                status = self._ask(adapter, need=need, wait_s=min(remaining, LONG_POLL_S))
+                status = self._ask(adapter, policy, wait_s=min(remaining, LONG_POLL_S))
             except StoreUnavailable as error:
                 last = str(error)
                 self._pace(asked, deadline)
                 continue
-            if status.state is ReadyState.READY:
+            needed = policy.required(status.replicas)
+            if status.state is ReadyState.READY and status.ready_on >= needed:
                 return True
-            last = f"{status.state}: {status.reason or 'no reason given'}"
+            last = f"{status.state} on {status.ready_on}: {status.reason or 'no reason given'}"
             if status.state is ReadyState.REFUSED:
                 raise ReplicasRefused(f"{adapter} is refused by {self._base_url}: {status.reason}")
             self._pace(asked, deadline)
         raise StoreUnavailable(
-            f"{adapter} is not ready on {need} replica(s) at {self._base_url} after "
+            f"{adapter} is not ready at {self._base_url} (bucket_ready={policy}) after "
             f"{timeout_s:.0f} s; last answer: {last}. Check the replicas' logs and that they "
             "watch the same bucket; weight_sync_timeout is the limit"
         )
@@ -125,10 +142,10 @@ class ReplicaClient:
         now = self._clock()
         time.sleep(max(min(asked + RETRY_S, deadline) - now, 0.0))
 
-    def _ask(self, adapter: str, *, need: str, wait_s: float) -> AdapterStatus:
+    def _ask(self, adapter: str, policy: ReadyPolicy, *, wait_s: float) -> AdapterStatus:
         wait_s = min(wait_s, MAX_WAIT_S)
         body = self._get(
-            {ADAPTER_PARAM: adapter, WAIT_PARAM: f"{wait_s:.3f}", NEED_PARAM: need},
+            {ADAPTER_PARAM: adapter, WAIT_PARAM: f"{wait_s:.3f}", NEED_PARAM: policy.need},
             timeout_s=wait_s + _ANSWER_MARGIN_S,
         )
         status = _parse(AdapterStatus, body.get("adapter"))
@@ -168,8 +185,13 @@ class ReplicaClient:
         return body if isinstance(body, dict) else {}
 
 
-def _authorization(token: str) -> dict[str, str]:
-    token = token.strip()
+def authorization() -> dict[str, str]:
+    """Headers with the bearer token of ``TOKEN_ENV``; none without one.
+
+    Raises:
+        ConfigError: the token cannot stand in a header.
+    """
+    token = os.environ.get(TOKEN_ENV, "").strip()
     if not token:
         return {}
     if not token.isascii() or not token.isprintable() or " " in token:

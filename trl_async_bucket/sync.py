@@ -12,7 +12,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,12 +21,17 @@ from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
 from adapter_bucket.errors import ConfigError, FencedError
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import RunState
+from adapter_bucket.probe import Probe
 from adapter_bucket.publish import RunWriter
+from adapter_bucket.status import ReplicaStatus
+from adapter_bucket.store import Store
 from adapter_bucket.stores import open_store
 from trl_async_bucket.adapter_config import largest_rank, portable_config
 from trl_async_bucket.checks import check_adapter_config, check_replicas, serving_dtype
+from trl_async_bucket.heartbeat_readiness import HeartbeatReadiness
 from trl_async_bucket.publisher import Publisher, Snapshot, SyncRecord
-from trl_async_bucket.readiness import ReplicaClient
+from trl_async_bucket.readiness import Readiness, ReplicaClient
+from trl_async_bucket.settings import SyncSettings
 from trl_async_bucket.snapshot import SnapshotBuffer, lora_parameters
 
 logger = logging.getLogger(__name__)
@@ -36,25 +40,6 @@ LAG_MARGIN_S = 5.0
 
 INTERRUPT_WAIT_S = 30.0
 """How long an interrupted trainer waits for the upload in hand before it ends."""
-
-
-@dataclass(frozen=True)
-class SyncSettings:
-    """Settings of a bucket sync; the trainer's config fields of the same names, checked."""
-
-    bucket_url: str
-    run_id: str
-    takeover: bool
-    dtype: str
-    ready: str
-    max_lag: int
-    keep_every: int
-    base_model: str | None
-    window: int
-    """Versions replicas keep ready: ``max_staleness + 2``."""
-    server_url: str
-    """A replica, or the proxy."""
-    timeout_s: float
 
 
 class BucketSync:
@@ -79,7 +64,7 @@ class BucketSync:
         adapter: str,
         settings: SyncSettings,
         *,
-        on_ready: Callable[[int], None],
+        on_ready: Callable[[int], None] = lambda version: None,
     ) -> None:
         self._settings = settings
         self._on_ready = on_ready
@@ -94,15 +79,48 @@ class BucketSync:
         parameters = lora_parameters(model, adapter)
         self._shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self._rank = largest_rank(parameters)
-        self._replicas = ReplicaClient(settings.server_url)
-        alive = self._replicas.replicas()
-        check_replicas(alive, base_model=self._base_model, rank=self._rank, window=settings.window)
-        self._dtype = settings.dtype if settings.dtype != "auto" else serving_dtype(alive)
         self._store = open_store(settings.bucket_url)
+        self._dtype = settings.dtype
+        self.logprobs_mode = "unknown"
+        """``--logprobs-mode`` of the replicas; all of them, where they differ."""
+        self._readiness = self._connect(self._store)
+        if self._dtype == "auto":
+            self._dtype = str(model.dtype).removeprefix("torch.")
         self._writer: RunWriter | None = None
         self._publisher: Publisher | None = None
         self._taken_version = 0
         self._trained = False
+
+    def _connect(self, store: Store) -> Readiness | None:
+        """The way to learn what is ready; over HTTP, the replicas are checked at once."""
+        settings = self._settings
+        if settings.server_url is None:
+            return None
+        if settings.ready_via == "heartbeats":
+            return HeartbeatReadiness(store, settings.run_id, check=self._check)
+        client = ReplicaClient(settings.server_url)
+        replicas = client.replicas()
+        self._check(replicas)
+        modes = {replica.logprobs_mode or "unknown" for replica in replicas.values()}
+        self.logprobs_mode = ", ".join(sorted(modes))
+        if self._dtype == "auto":
+            self._dtype = serving_dtype(replicas)
+        return client
+
+    def _check(self, replicas: Mapping[str, ReplicaStatus]) -> None:
+        check_replicas(
+            replicas, base_model=self._base_model, rank=self._rank, window=self._settings.window
+        )
+
+    @property
+    def running(self) -> bool:
+        """Whether the run is claimed and versions may be published."""
+        return self._writer is not None
+
+    @property
+    def dtype(self) -> str:
+        """dtype of the published adapters, without ``torch.``."""
+        return self._dtype
 
     @property
     def next_version(self) -> int:
@@ -179,7 +197,14 @@ class BucketSync:
                 raise
             raise FencedError(f"{error} (bucket_takeover=True takes it over)") from error
 
-    def take(self, tensors: Mapping[str, torch.Tensor], *, version: int, step: int) -> float:
+    def take(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        version: int,
+        step: int,
+        probe: Probe | None = None,
+    ) -> float:
         """Snapshot and hand over. The only call the optimizer loop waits for.
 
         While all B factors are zero (before the first gradient, in a warm-up step) the adapter is
@@ -189,6 +214,7 @@ class BucketSync:
             tensors: Whole LoRA tensors by key, as ``lora_parameters`` names them.
             version: Greater than every one before, and at least ``next_version``.
             step: Optimizer steps taken so far.
+            probe: What the model computes with these very tensors.
 
         Returns:
             Seconds the snapshot took.
@@ -201,7 +227,7 @@ class BucketSync:
         snapshot_s = time.perf_counter() - started
         self._trained = self._trained or _has_effect(tensors)
         step = step if self._trained else 0
-        publisher.submit(Snapshot(version, step, buffer, time.monotonic()))
+        publisher.submit(Snapshot(version, step, buffer, time.monotonic(), probe))
         self._taken_version = version
         return snapshot_s
 
@@ -250,12 +276,15 @@ class BucketSync:
             adapter_config=self._adapter_config,
             rank=self._rank,
             dtype=self._dtype,
+            probe=snapshot.probe,
         )
 
     def _wait_ready(self, version: int, timeout_s: float, should_stop: Callable[[], bool]) -> bool:
-        return self._replicas.wait_ready(
+        if self._readiness is None or self._settings.ready.kind == "none":
+            return not should_stop()
+        return self._readiness.wait_ready(
             adapter_name(self._settings.run_id, version),
-            need=self._settings.ready,
+            policy=self._settings.ready,
             timeout_s=timeout_s,
             should_stop=should_stop,
         )

@@ -25,6 +25,7 @@ class Served:
     max_lora_rank: int
     dtype: str
     vllm_version: str = ""
+    logprobs_mode: str = ""
 
 
 def run_fault(manifest: Manifest, served: Served) -> str | None:

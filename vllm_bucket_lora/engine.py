@@ -160,6 +160,7 @@ def describe_server(vllm_config: Any, base_model: str) -> Served:
         max_lora_rank=lora.max_lora_rank,
         dtype=str(model.dtype).removeprefix("torch."),
         vllm_version=vllm.__version__,
+        logprobs_mode=str(model.logprobs_mode),
     )
 
 

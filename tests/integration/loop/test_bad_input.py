@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from adapter_bucket.errors import ConfigError
+from adapter_bucket.ready_policy import ANY
 from demo.fleet import MAX_LORAS
 from tests.integration.loop.conftest import Fleet
-from trl_async_bucket.sync import BucketSync, SyncSettings
+from trl_async_bucket.settings import SyncSettings
+from trl_async_bucket.sync import BucketSync
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,11 +37,9 @@ def sync_for(
     settings = SyncSettings(
         bucket_url=bucket or fleet.bucket,
         run_id="refused",
-        takeover=False,
         dtype="auto",
-        ready="any",
+        ready=ANY,
         max_lag=3,
-        keep_every=0,
         base_model=base_model,
         window=window,
         server_url=fleet.proxy.url,

@@ -81,7 +81,7 @@ class StatusServer:
         if "adapter" in query:
             name = query["adapter"][0]
             state = "ready" if self._published(name) else "pending"
-            body["adapter"] = {"name": name, "state": state}
+            body["adapter"] = {"name": name, "state": state, "ready_on": int(state == "ready")}
         return 200, body
 
     def _published(self, name: str) -> bool:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You are importing from 'trl.expe
 
 
 def config(tmp_path: Path, **changes: Any) -> Any:
-    from trl_async_bucket.config import AsyncGRPOConfig
+    from trl_async_bucket.async_grpo import AsyncGRPOConfig
 
     settings = {
         "output_dir": str(tmp_path / "my run!"),
@@ -40,7 +40,10 @@ def test_the_default_run_id_is_valid_readable_and_new_each_time(tmp_path: Path) 
         ({"bucket_ready": "most"}, ("bucket_ready='most'", "any")),
         ({"bucket_max_lag": 0}, ("bucket_max_lag=0", "at least 1")),
         ({"bucket_max_lag": 9}, ("bucket_max_lag=9", "max_staleness=4")),
-        ({"bucket_keep_every": -2}, ("bucket_keep_every=-2", "0 keeps none")),
+        ({"bucket_keep_every": -2}, ("bucket_keep_every=-2", "0: none")),
+        ({"bucket_probe_every": -1}, ("bucket_probe_every=-1", "0: none")),
+        ({"bucket_ready_via": "mail"}, ("bucket_ready_via='mail'", "heartbeats")),
+        ({"bucket_ready_via": "heartbeats"}, ("bucket_dtype='auto'", "bfloat16")),
         ({"bucket_run_id": "../up"}, ("bucket_run_id", "'../up'")),
     ],
 )
@@ -57,7 +60,7 @@ def test_a_wrong_field_is_named_with_its_value_and_the_remedy(
 def test_lag_may_come_close_to_the_staleness_that_drops_everything(
     tmp_path: Path, max_staleness: int, max_lag: int
 ) -> None:
-    assert config(tmp_path, max_staleness=max_staleness).bucket_max_lag == max_lag
+    assert config(tmp_path, max_staleness=max_staleness).lag_limit(max_staleness) == max_lag
 
 
 def test_with_trls_own_sync_the_bucket_fields_are_not_looked_at(tmp_path: Path) -> None:
@@ -68,7 +71,7 @@ def test_with_trls_own_sync_the_bucket_fields_are_not_looked_at(tmp_path: Path) 
 def test_the_fields_are_flags_of_a_script(tmp_path: Path) -> None:
     from trl import TrlParser
 
-    from trl_async_bucket.config import AsyncGRPOConfig
+    from trl_async_bucket.async_grpo import AsyncGRPOConfig
 
     arguments = [
         "--output_dir", str(tmp_path), "--bucket_url", "file:///b", "--bucket_run_id", "r1",
@@ -81,7 +84,7 @@ def test_the_fields_are_flags_of_a_script(tmp_path: Path) -> None:
 def test_trls_own_config_class_is_refused_by_the_trainer(tmp_path: Path) -> None:
     from trl.experimental.async_grpo import AsyncGRPOConfig as TrlConfig
 
-    from trl_async_bucket.trainers import AsyncGRPOTrainer
+    from trl_async_bucket.async_grpo import AsyncGRPOTrainer
 
     args = TrlConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, report_to=[])
     with pytest.raises(ConfigError, match=r"trl_async_bucket\.AsyncGRPOConfig"):
@@ -89,7 +92,8 @@ def test_trls_own_config_class_is_refused_by_the_trainer(tmp_path: Path) -> None
 
 
 def test_the_installed_trl_has_the_seam_and_other_classes_do_not() -> None:
-    from trl_async_bucket.compat.async_grpo import TESTED_TRL, check_seam, import_trl
+    from trl_async_bucket.compat.async_grpo import check_seam, import_trl
+    from trl_async_bucket.compat.seam import TESTED_TRL
 
     check_seam(import_trl()[1])
 

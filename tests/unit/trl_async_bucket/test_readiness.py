@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from adapter_bucket.errors import ConfigError, StoreUnavailable
+from adapter_bucket.ready_policy import ANY
 from tests.unit.trl_async_bucket.models import StatusServer, status_server
 from trl_async_bucket.readiness import TOKEN_ENV, ReplicaClient, ReplicasRefused
 
@@ -25,11 +26,12 @@ def server() -> Iterator[StatusServer]:
 
 
 def about(name: str, state: str, reason: str | None = None) -> tuple[int, Any]:
-    return 200, {**REPLICA, "adapter": {"name": name, "state": state, "reason": reason}}
+    adapter = {"name": name, "state": state, "reason": reason, "ready_on": int(state == "ready")}
+    return 200, {**REPLICA, "adapter": adapter}
 
 
 def wait(server: StatusServer, timeout_s: float = 10) -> bool:
-    return ReplicaClient(server.url).wait_ready("run-v3", need="any", timeout_s=timeout_s)
+    return ReplicaClient(server.url).wait_ready("run-v3", policy=ANY, timeout_s=timeout_s)
 
 
 def test_one_replica_and_a_fleet_are_read_alike(server: StatusServer) -> None:
@@ -84,7 +86,7 @@ def test_waiting_stops_when_it_is_told_to(server: StatusServer) -> None:
     client = ReplicaClient(server.url)
     answers = iter([False, True])
     assert not client.wait_ready(
-        "run-v3", need="any", timeout_s=10, should_stop=lambda: next(answers)
+        "run-v3", policy=ANY, timeout_s=10, should_stop=lambda: next(answers)
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from adapter_bucket.errors import ConfigError, FencedError, NotPublished
 from adapter_bucket.fetch import RunReader, fetch_version
 from adapter_bucket.manifest import Manifest, RunState
+from adapter_bucket.ready_policy import ANY
 from adapter_bucket.stores import open_store
 from tests.unit.trl_async_bucket.models import (
     StatusServer,
@@ -20,8 +21,9 @@ from tests.unit.trl_async_bucket.models import (
     tiny_peft_model,
     train_one_step,
 )
+from trl_async_bucket.settings import SyncSettings
 from trl_async_bucket.snapshot import lora_parameters
-from trl_async_bucket.sync import BucketSync, SyncSettings
+from trl_async_bucket.sync import BucketSync
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def make_sync(
         "run_id": "run",
         "takeover": False,
         "dtype": "auto",
-        "ready": "any",
+        "ready": ANY,
         "max_lag": 3,
         "keep_every": 0,
         "base_model": None,

@@ -1,0 +1,97 @@
+"""Readiness from the heartbeats in the bucket, where no status can be asked over HTTP.
+
+Slower than the status long-poll: a replica that writes its heartbeat once a version is ready is
+seen at the next poll. Owns the polling; what a status says of an adapter is the contract's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from adapter_bucket.errors import StoreUnavailable
+from adapter_bucket.heartbeat import HeartbeatReader
+from adapter_bucket.ready_policy import ReadyPolicy
+from adapter_bucket.ready_views import on_fleet, on_replica
+from adapter_bucket.status import ReadyState, ReplicaStatus
+from adapter_bucket.store import Store
+from trl_async_bucket.readiness import ReplicasRefused
+
+POLL_S = 1.0
+"""Pause between two reads: each costs one listing and a conditional GET per replica."""
+
+
+class HeartbeatReadiness:
+    """Reads one run's heartbeats. Not thread-safe: used on the publisher's thread.
+
+    Args:
+        store: The run's store.
+        run_id: The run.
+        check: Told the status of all living replicas, by URL, whenever there is a new one; raises
+            for one that can never serve the run.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        *,
+        check: Callable[[Mapping[str, ReplicaStatus]], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._reader = HeartbeatReader(store, run_id, clock=clock)
+        self._run_id = run_id
+        self._check = check
+        self._checked: set[str] = set()
+        self._clock = clock
+        self._sleep = sleep
+
+    def wait_ready(
+        self,
+        adapter: str,
+        *,
+        policy: ReadyPolicy,
+        timeout_s: float,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """See ``readiness.Readiness``.
+
+        Raises:
+            ConfigError: a living replica can never serve the run.
+        """
+        deadline = self._clock() + timeout_s
+        last = "no heartbeat of this run yet"
+        while not should_stop():
+            try:
+                replicas = self._living()
+            except StoreUnavailable as error:
+                last = str(error)
+            else:
+                views = {url: on_replica(status, adapter) for url, status in replicas.items()}
+                state = on_fleet(views, adapter, policy=policy)
+                if state.state is ReadyState.READY:
+                    return True
+                if state.state is ReadyState.REFUSED:
+                    raise ReplicasRefused(f"{adapter} is refused: {state.reason}")
+                last = f"{state.state} on {state.ready_on} of {state.replicas}: {state.reason}"
+            if self._clock() + POLL_S > deadline:
+                raise StoreUnavailable(
+                    f"{adapter} is not ready by the heartbeats of run {self._run_id} "
+                    f"(bucket_ready={policy}) after {timeout_s:.0f} s; last seen: {last}. Check "
+                    "the replicas' logs and that they watch the same bucket; weight_sync_timeout "
+                    "is the limit"
+                )
+            self._sleep(POLL_S)
+        return False
+
+    def _living(self) -> dict[str, ReplicaStatus]:
+        found = {
+            f"{seen.heartbeat.url} ({replica_id})": seen.heartbeat.status
+            for replica_id, seen in self._reader.poll().items()
+            if seen.alive
+        }
+        if found.keys() - self._checked:
+            self._check(found)
+            self._checked = set(found)
+        return found

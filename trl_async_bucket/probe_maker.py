@@ -1,0 +1,108 @@
+"""The trainer's half of a probe: what its own model computes for a short fixed sequence.
+
+Owns the forward pass. What a probe is, and how a replica is held against it, is in
+``adapter_bucket.probe``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from adapter_bucket.errors import ConfigError
+from adapter_bucket.probe import MIN_TOKENS, Probe, make_probe
+
+PROBE_TOKENS = 32
+
+TEXT = (
+    "A probe is a short text whose tokens both sides score. If the numbers agree, the server "
+    "computes with the weights it was given; if not, something between them was lost."
+)
+
+Inputs = Callable[[int, torch.device], Mapping[str, Any]]
+"""Further arguments of the model's forward for one sequence of that many tokens."""
+
+
+def probe_tokens(tokenizer: Any, vocabulary: int) -> list[int]:
+    """Token ids of the probe, the same in every process of a run.
+
+    Args:
+        tokenizer: The trainer's tokenizer or processor, or ``None``.
+        vocabulary: Number of token ids the model knows.
+    """
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    ids = list(tokenizer(TEXT)["input_ids"])[:PROBE_TOKENS] if tokenizer is not None else []
+    if len(ids) < MIN_TOKENS or max(ids) >= vocabulary:
+        # A tokenizer that makes nothing of the text: any ids are a valid sequence.
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(vocabulary, (PROBE_TOKENS,), generator=generator).tolist()
+    return ids
+
+
+class ProbeMaker:
+    """Makes the probes of one run. All ranks call ``make``: a sharded forward is a collective.
+
+    Args:
+        token_ids: See ``probe_tokens``.
+        dtype: What the replicas compute in, for the tolerance.
+        inputs: For models whose forward wants more than ``input_ids``.
+    """
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        dtype: str,
+        inputs: Inputs = lambda length, device: {},
+    ) -> None:
+        self._token_ids = list(token_ids)
+        self._dtype = dtype
+        self._inputs = inputs
+        self._base_logprobs: list[float] | None = None
+
+    def make(self, model: Any) -> Probe:
+        """Score the sequence with the model as it is now: one forward pass, two the first time.
+
+        Args:
+            model: A ``peft.PeftModel``; its training mode and RNG state are left as they were.
+
+        Raises:
+            ConfigError: the model's forward cannot be called this way.
+        """
+        with _evaluating(model):
+            if self._base_logprobs is None:
+                with model.disable_adapter():
+                    self._base_logprobs = self._score(model)
+            own = self._score(model)
+        return make_probe(
+            self._token_ids, own, dtype=self._dtype, base_logprobs=self._base_logprobs
+        )
+
+    def _score(self, model: Any) -> list[float]:
+        device = model.device
+        tokens = torch.tensor([self._token_ids], device=device)
+        try:
+            logits = model(input_ids=tokens, **self._inputs(tokens.shape[1], device)).logits
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"the probe's forward pass failed ({error}); set bucket_probe_every=0 to train "
+                "without probes"
+            ) from error
+        scores = logits[0, :-1].float().log_softmax(dim=-1)
+        values: list[float] = scores.gather(1, tokens[0, 1:, None])[:, 0].tolist()
+        return values
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:  # each by itself: a frozen part may have been in eval mode
+            module.training = True

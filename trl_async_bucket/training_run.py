@@ -1,0 +1,143 @@
+"""What every drop-in trainer does around a training run: claim, sync, finish or interrupt, log.
+
+A mixin in front of a TRL trainer. Owns which rank does what and when; knows the bucket through
+``BucketSync`` only, and of TRL only what all its trainers share.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from adapter_bucket.probe import Probe
+from trl_async_bucket.probe_maker import Inputs, ProbeMaker, probe_tokens
+from trl_async_bucket.snapshot import full_tensors, lora_parameters
+from trl_async_bucket.sync import BucketSync
+
+if TYPE_CHECKING:
+    # What the trainer behind the mixin provides; at run time it is found by the class order.
+    from transformers import Trainer as _Base
+else:
+    _Base = object
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingRun(_Base):  # type: ignore[misc]
+    """Publishes a trainer's adapter, if ``weight_sync="bucket"``; else adds nothing.
+
+    The trainer behind it must have ``_metrics`` (``mode -> name -> values``) and call
+    ``_sync_to_bucket`` on all ranks when a policy version is to be published.
+    """
+
+    model_version: int = 0
+    """Version of the newest snapshot."""
+    _uses_bucket: bool = False
+    _bucket: BucketSync | None = None
+    """On rank 0 only."""
+    _bucket_adapter: str = "default"
+    _bucket_parameters: Any = None
+    _bucket_probes: ProbeMaker | None = None
+    _bucket_syncs: int = 0
+    """Syncs since the run was started; the same on all ranks."""
+    _bucket_synced_step: int = -1
+
+    def _sync_to_bucket(self) -> None:
+        """Snapshot, hand over, and wait only if the replicas are too far behind. All ranks."""
+        started = time.perf_counter()
+        tensors = self._gather_adapter()
+        probe = self._make_probe()
+        if self._bucket is not None:
+            self._publish(self._bucket, tensors, probe, started=started)
+        self._bucket_syncs += 1
+        self._bucket_synced_step = self.state.global_step
+
+    def _gather_adapter(self) -> Any:
+        """All ranks, by the same path: a sharded parameter is gathered by a collective.
+
+        The parameters are looked up at the first sync of a run, not in the constructor: FSDP
+        replaces them when the model is prepared.
+        """
+        if self._bucket_parameters is None:
+            model = self.accelerator.unwrap_model(self.model)
+            self._bucket_parameters = lora_parameters(model, self._bucket_adapter)
+        return full_tensors(self._bucket_parameters)
+
+    def _make_probe(self) -> Probe | None:
+        """For the first two syncs of a start and then every N-th. All ranks, by the same count."""
+        every = self.args.bucket_probe_every
+        if every == 0 or (self._bucket_syncs >= 2 and self._bucket_syncs % every):
+            return None
+        model = self.accelerator.unwrap_model(self.model)
+        if self._bucket_probes is None:
+            tokens = probe_tokens(self.processing_class, model.config.get_text_config().vocab_size)
+            dtype = self._bucket.dtype if self._bucket is not None else "float32"
+            self._bucket_probes = ProbeMaker(tokens, dtype=dtype, inputs=self._probe_inputs())
+        return self._bucket_probes.make(model)
+
+    def _probe_inputs(self) -> Inputs:
+        """What the model's forward needs beside token ids; a trainer that patches it overrides."""
+        return lambda length, device: {}
+
+    def _publish(
+        self, bucket: BucketSync, tensors: Any, probe: Probe | None, *, started: float
+    ) -> None:
+        first = bucket.taken_version == 0
+        version: int = max(self.model_version + 1, bucket.next_version)
+        snapshot_s = bucket.take(tensors, version=version, step=self.state.global_step, probe=probe)
+        self.model_version = version
+        # Nothing can be sampled before the first version is ready.
+        waited_s = bucket.wait_lag(0 if first else None)
+        metrics = self._metrics["train"]
+        metrics["bucket/snapshot_s"].append(snapshot_s)
+        # Assigned, not appended: the mean of two version numbers in a log window is neither.
+        metrics["bucket/version"] = [float(version)]
+        metrics["bucket/lag"] = [float(bucket.lag)]
+        metrics["bucket/wait_s"].append(waited_s)
+        metrics["perf/weight_sync_s"].append(time.perf_counter() - started)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's, with the metrics of the syncs that finished since the last call."""
+        if self._bucket is not None:
+            self._drain_records(self._bucket)
+        super().log(logs, start_time)
+
+    def _drain_records(self, bucket: BucketSync) -> None:
+        metrics = self._metrics["train"]
+        for record in bucket.take_records():
+            metrics["bucket/publish_s"].append(record.publish_s)
+            metrics["bucket/ready_s"].append(record.ready_s)
+            metrics["bucket/bytes"].append(float(record.nbytes))
+            metrics["bucket/ready_version"] = [float(record.version)]
+        metrics["bucket/skipped"] = [float(bucket.skipped)]
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._uses_bucket:
+            return super()._inner_training_loop(*args, **kwargs)
+        self._bucket_parameters, self._bucket_syncs = None, 0
+        if self._bucket is not None:
+            self._bucket.start()
+        try:
+            output = super()._inner_training_loop(*args, **kwargs)
+            if self._bucket_synced_step != self.state.global_step:
+                self._sync_last()
+            if self._bucket is not None:
+                self._bucket.finish()
+            self.log({})  # on all ranks: the last version's record came after TRL's last log
+        except BaseException:
+            self._mark_interrupted()
+            raise
+        return output
+
+    def _sync_last(self) -> None:
+        """Publish the steps since the last sync. All ranks."""
+        self._sync_to_bucket()
+
+    def _mark_interrupted(self) -> None:
+        if self._bucket is None:
+            return
+        try:
+            self._bucket.interrupt()
+        except Exception as error:  # the training error that is being raised matters more
+            logger.warning("the run could not be marked interrupted: %s", error)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bucket_lora_proxy.errors import ApiError, ErrorType
+from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
-from bucket_lora_proxy.replicas import Fleet, Replica
+from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.watcher import Watcher
 
 from adapter_bucket.layout import parse_adapter_name

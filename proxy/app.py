@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bucket_lora_proxy.admission import Admission
 from bucket_lora_proxy.answers import send_error
-from bucket_lora_proxy.auth import Doorkeeper
+from bucket_lora_proxy.auth import Doorkeeper, refuse_other_sites
 from bucket_lora_proxy.broadcast import Broadcast
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.endpoints import Endpoints
 from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType
+from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.forward import Forwarder
 from bucket_lora_proxy.membership.members import Membership
 from bucket_lora_proxy.metrics import Metrics
-from bucket_lora_proxy.replicas import Fleet, Replica, Source
+from bucket_lora_proxy.recent_errors import RecentErrors
+from bucket_lora_proxy.replicas import Replica, Source
 from bucket_lora_proxy.router import Router
+from bucket_lora_proxy.status_page.endpoint import StatusPage
+from bucket_lora_proxy.status_page.history import History
 from bucket_lora_proxy.upstream import Origin, Pool
 from bucket_lora_proxy.watcher import Watcher
 from starlette.applications import Starlette
@@ -52,6 +56,9 @@ class Deps:
     membership: Membership
     broadcast: Broadcast
     metrics: Metrics
+    errors: RecentErrors
+    history: History
+    status_page: StatusPage
 
 
 def build_deps(config: ProxyConfig) -> Deps:
@@ -81,10 +88,23 @@ def build_deps(config: ProxyConfig) -> Deps:
 
     fleet, router = Fleet(), Router(0)
     metrics = Metrics(fleet)
-    watcher = Watcher(fleet, router.index, config)
+    errors = RecentErrors()
+    watcher = Watcher(fleet, router.index, config, errors)
     membership = Membership(config, fleet, router, watcher, metrics, make)
     broadcast = Broadcast(config, fleet, router, watcher)
-    return Deps(config, fleet, router, watcher, membership, broadcast, metrics)
+    history = History(metrics)
+    return Deps(
+        config=config,
+        fleet=fleet,
+        router=router,
+        watcher=watcher,
+        membership=membership,
+        broadcast=broadcast,
+        metrics=metrics,
+        errors=errors,
+        history=history,
+        status_page=StatusPage(fleet, metrics, history, errors),
+    )
 
 
 def create_app(deps: Deps) -> ASGIApp:
@@ -95,13 +115,14 @@ def create_app(deps: Deps) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with deps.watcher.run(), deps.membership.run():
+        async with deps.watcher.run(), deps.membership.run(), deps.history.run():
             try:
                 yield
             finally:
                 await deps.broadcast.close()
 
     routes = {
+        "/": ("GET", deps.status_page.show),
         "/health": ("GET", endpoints.health),
         STATUS_PATH: ("GET", endpoints.status),
         "/v1/models": ("GET", endpoints.models),
@@ -124,21 +145,31 @@ def create_app(deps: Deps) -> ASGIApp:
     control = Starlette(
         routes=[Route(path, run, methods=[method]) for path, (method, run) in routes.items()],
         lifespan=lifespan,
-        exception_handlers={ApiError: _api_error, ClientGone: _client_gone},
+        exception_handlers={ApiError: _api_error(deps.errors), ClientGone: _client_gone},
     )
     return Gate(
         Doorkeeper(config.tokens),
         generation=Forwarder(config, admission, deps.router, deps.watcher, deps.metrics),
         control=control,
         control_methods={path: method for path, (method, _) in routes.items()},
+        errors=deps.errors,
     )
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, ApiError):
-        raise error
-    headers = {name.decode(): value.decode() for name, value in error.headers()}
-    return Response(error.body(), error.status, headers)
+def _api_error(errors: RecentErrors) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, error: Exception) -> Response:
+        if not isinstance(error, ApiError):
+            raise error
+        _remember(errors, error)
+        headers = {name.decode(): value.decode() for name, value in error.headers()}
+        return Response(error.body(), error.status, headers)
+
+    return answer
+
+
+def _remember(errors: RecentErrors, error: ApiError) -> None:
+    if error.status >= 500:  # what is below is the client's doing
+        errors.add(f"{error.status} {error.type}", error.message)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -158,11 +189,13 @@ class Gate:
         generation: Forwarder,
         control: ASGIApp,
         control_methods: dict[str, str],
+        errors: RecentErrors,
     ) -> None:
         self._doorkeeper = doorkeeper
         self._generation = generation
         self._control = control
         self._control_methods = control_methods
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -171,6 +204,7 @@ class Gate:
         try:
             await self._serve(scope, receive, send)
         except ApiError as error:
+            _remember(self._errors, error)
             await send_error(send, error)
         except ClientGone:
             pass
@@ -183,6 +217,8 @@ class Gate:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._doorkeeper.check(scope["headers"])
         path, method = scope["path"], scope["method"]
+        if method != "GET":
+            refuse_other_sites(scope["headers"])
         if path in GENERATION_PATHS:
             if method != "POST":
                 raise _wrong_method(method, path, "POST")

@@ -1,7 +1,12 @@
-"""Bearer tokens of clients: read, compared in constant time, never shown."""
+"""Tokens of clients: read, compared in constant time, never shown.
+
+A token comes as a bearer, or as the password of Basic authentication with any user name: so
+browsers can log in, and clients that only take a URL can carry it as ``https://x:TOKEN@host``.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 from collections.abc import Iterable
@@ -74,15 +79,55 @@ class Doorkeeper:
         if not self._digests:
             return
         given = [value for name, value in headers if name == b"authorization"]
-        if len(given) == 1 and given[0][:7].lower() == b"bearer ":
-            digest = _digest(given[0][7:].strip())
+        token = _token(given[0]) if len(given) == 1 else None
+        if token is not None:
+            digest = _digest(token)
             if sum(hmac.compare_digest(digest, known) for known in self._digests):
                 return
         raise ApiError(
             401,
             ErrorType.UNAUTHORIZED,
-            "a valid token is required: send 'Authorization: Bearer <token>'",
+            "a valid token is required: send 'Authorization: Bearer <token>', or the token as "
+            "password of Basic authentication",
         )
+
+
+def refuse_other_sites(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a call that a browser makes for the page of another site.
+
+    A browser that has logged in, or that runs beside a proxy without a token, would send it for any
+    page that its user visits.
+
+    Raises:
+        ApiError: 403.
+    """
+    host = origin = None
+    for name, value in headers:
+        if name == b"origin":
+            origin = value
+        elif name == b"host":
+            host = value
+    if origin is not None and origin.partition(b"://")[2] != host:
+        raise ApiError(
+            403,
+            ErrorType.ROUTE_FORBIDDEN,
+            "the call comes from the page of another site (its Origin is not this host)",
+        )
+
+
+def _token(value: bytes) -> bytes | None:
+    """The token in an ``Authorization`` field."""
+    scheme, _, rest = value.partition(b" ")
+    scheme, rest = scheme.lower(), rest.strip()
+    if scheme == b"bearer":
+        return rest
+    if scheme == b"basic":
+        try:
+            _, colon, password = base64.b64decode(rest, validate=True).partition(b":")
+        except ValueError:
+            return None
+        return password if colon else None
+    return None
 
 
 def _digest(token: bytes) -> bytes:

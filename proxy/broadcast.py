@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from bucket_lora_proxy.admission import no_replica
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.errors import ApiError, ErrorType, UpstreamError
-from bucket_lora_proxy.replicas import Fleet, Replica
+from bucket_lora_proxy.fleet import Fleet
+from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.watcher import MAX_CONTROL_BYTES, Watcher
 

@@ -12,8 +12,9 @@ from bucket_lora_proxy.broadcast import Broadcast, Reply
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.disconnect import CancelOnDisconnect
 from bucket_lora_proxy.errors import ApiError, ErrorType, Headers, UpstreamError
+from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import CONTENT_TYPE, Metrics
-from bucket_lora_proxy.replicas import Fleet, Replica
+from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.request_body import receive_body
 from bucket_lora_proxy.watcher import MAX_CONTROL_BYTES, Watcher
 from starlette.requests import Request

@@ -90,6 +90,7 @@ class ApiError(Exception):
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+            headers.append((b"www-authenticate", b'Basic realm="bucket-lora-proxy"'))
         return headers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bucket_lora_proxy.replicas import Fleet
+from bucket_lora_proxy.fleet import Fleet
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -64,17 +64,17 @@ class Metrics:
             ["cause"],
             registry=self.registry,
         )
-        self._routed = Counter(
+        self.outcomes = Counter(
             f"{prefix}routed",
             "Routing decisions: hit (the replica holds at least half of the prompt), spill "
             "(another one does, but is overloaded), new (none does)",
             ["outcome"],
             registry=self.registry,
         )
-        self._prompt_tokens = Counter(
+        self.prompt_tokens = Counter(
             f"{prefix}prompt_tokens", "Prompt tokens sent", registry=self.registry
         )
-        self._matched_tokens = Counter(
+        self.matched_tokens = Counter(
             f"{prefix}matched_prompt_tokens",
             "Prompt tokens that the replica is taken to have in its prefix cache",
             registry=self.registry,
@@ -104,9 +104,29 @@ class Metrics:
 
     def routed(self, outcome: str, prompt_tokens: int, matched_tokens: int) -> None:
         """Count one decision."""
-        self._routed.labels(outcome).inc()
-        self._prompt_tokens.inc(prompt_tokens)
-        self._matched_tokens.inc(matched_tokens)
+        self.outcomes.labels(outcome).inc()
+        self.prompt_tokens.inc(prompt_tokens)
+        self.matched_tokens.inc(matched_tokens)
+
+    @staticmethod
+    def total(counter: Counter) -> float:
+        """Value of a counter, over all its labels."""
+        return sum(Metrics.by_label(counter).values())
+
+    @staticmethod
+    def by_label(counter: Counter) -> dict[str, float]:
+        """Values of a counter by its (only) label; "" for one without."""
+        return {
+            next(iter(sample.labels.values()), ""): sample.value
+            for family in counter.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+
+    def seconds_total(self) -> float:
+        """Sum of the time that generations took."""
+        samples = next(iter(self.seconds.collect())).samples
+        return sum(sample.value for sample in samples if sample.name.endswith("_sum"))
 
     def page(self) -> bytes:
         """The exposition of everything."""

@@ -17,9 +17,11 @@ from urllib.parse import quote
 
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.errors import ProtocolFault, UpstreamError
+from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.prefix import BLOCK_TOKENS
 from bucket_lora_proxy.prefix_index import PrefixIndex
-from bucket_lora_proxy.replicas import Fleet, Model, Replica
+from bucket_lora_proxy.recent_errors import RecentErrors
+from bucket_lora_proxy.replicas import Model, Replica
 from pydantic import ValidationError
 
 from adapter_bucket.layout import parse_adapter_name
@@ -53,10 +55,13 @@ _CACHE_INFO = "vllm:cache_config_info{"
 class Watcher:
     """Owns the tasks. ``run`` is a context manager around the life of the proxy."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, config: ProxyConfig) -> None:
+    def __init__(
+        self, fleet: Fleet, index: PrefixIndex, config: ProxyConfig, errors: RecentErrors
+    ) -> None:
         self._fleet = fleet
         self._index = index
         self._config = config
+        self._errors = errors
         self._interest: dict[str, int] = {}
         self._watching: dict[Replica, asyncio.Task[None]] = {}
         self._asking: dict[str, dict[Replica, asyncio.Task[None]]] = {}
@@ -124,6 +129,7 @@ class Watcher:
         self._index.drop_slot(replica.slot)
         if replica.mark_down(reason, asyncio.get_running_loop().time()):
             log.warning("replica %s left the rotation: %s", replica.url, reason)
+            self._errors.add(f"{replica.url} left the rotation", reason)
         self._fleet.notify()
 
     # --- plain watch ---

@@ -15,9 +15,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.membership.heartbeats import Found, HeartbeatFollower, View
 from bucket_lora_proxy.metrics import Metrics
-from bucket_lora_proxy.replicas import Fleet, Replica, Source
+from bucket_lora_proxy.prefix import BLOCK_TOKENS
+from bucket_lora_proxy.replicas import Replica, Source
 from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import Watcher
@@ -149,7 +151,9 @@ class Membership:
         self._fleet.notify()
 
     def _add(self, origin: Origin, source: Source, token: str | None) -> Replica:
-        replica = self._make(origin, self._router.take_slot(), source, token)
+        slot = self._router.take_slot()
+        replica = self._make(origin, slot, source, token)
+        replica.cached_tokens = lambda: self._router.index.blocks(slot) * BLOCK_TOKENS
         self._fleet.replicas.append(replica)
         return replica
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import ssl
 from pathlib import Path
@@ -17,6 +18,10 @@ pytestmark = pytest.mark.anyio
 CLIENT_TOKEN = "client-token-0123456789"
 SECOND_TOKEN = "client-token-9876543210"
 REPLICA_TOKEN = "replica-token-abcdefgh"
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +83,12 @@ async def test_only_a_known_token_gets_in_and_each_side_sees_its_own(harness: Ha
         {},
         {"authorization": "Bearer"},
         {"authorization": f"Basic {CLIENT_TOKEN}"},
+        {"authorization": basic("x", f"{CLIENT_TOKEN}x")},
+        {"authorization": basic(CLIENT_TOKEN, "")},
+        {"authorization": basic(CLIENT_TOKEN, REPLICA_TOKEN)},
+        {"authorization": "Basic " + base64.b64encode(CLIENT_TOKEN.encode()).decode()},
+        {"authorization": basic("x", CLIENT_TOKEN).replace("Basic", "Digest")},
+        {"authorization": basic("x", CLIENT_TOKEN) + "!"},
         {"authorization": f"Bearer {CLIENT_TOKEN}x"},
         {"authorization": f"Bearer {CLIENT_TOKEN[:-1]}"},
         {"authorization": f"Bearer {REPLICA_TOKEN}"},
@@ -88,18 +99,38 @@ async def test_only_a_known_token_gets_in_and_each_side_sees_its_own(harness: Ha
             answer = await proxy.request(method, path, headers=headers)
             assert (answer.status, answer.error_type) == (401, "unauthorized"), headers
             assert answer.header("www-authenticate") == "Bearer"
-    for token in (CLIENT_TOKEN, SECOND_TOKEN):
+    for value in (
+        f"Bearer {CLIENT_TOKEN}",
+        f"bearer {SECOND_TOKEN}",
+        basic("x", CLIENT_TOKEN),
+        basic("", SECOND_TOKEN).replace("Basic", "basic"),
+    ):
         answer = await proxy.request(
             "POST",
             "/v1/completions",
-            headers={"authorization": f"Bearer {token}"},
+            headers={"authorization": value},
             body=b'{"model": "run-v1"}',
         )
         assert answer.status == 200
+    assert len(replica.generations) == 4
     for seen in replica.generations:
         values = [value for name, value in seen.headers if name == "authorization"]
         assert values == [f"Bearer {REPLICA_TOKEN}"]
     assert replica.unauthorised == 0
+
+
+async def test_the_page_of_another_site_cannot_use_a_browsers_login(harness: Harness) -> None:
+    replica = await harness.replica(StandIn(ready={"run-v1"}))
+    proxy = await harness.proxy(replica, tokens=(CLIENT_TOKEN,))
+    for origin in ("https://evil.example", "null", "http://proxy.evil.example", "http://proxy:1"):
+        headers = {"authorization": basic("x", CLIENT_TOKEN), "origin": origin}
+        for path in (f"/proxy/drain?replica={replica.url}", "/v1/completions"):
+            answer = await proxy.request("POST", path, headers=headers, body=b"{}")
+            assert (answer.status, answer.error_type) == (403, "route_forbidden"), origin
+    assert not proxy.deps.fleet.replicas[0].draining
+    headers = {"authorization": basic("x", CLIENT_TOKEN), "origin": "http://proxy"}
+    path = f"/proxy/drain?replica={replica.url}"
+    assert (await proxy.request("POST", path, headers=headers)).status == 200
 
 
 async def test_a_replica_that_refuses_the_proxys_token_says_so_in_the_health(

@@ -1,0 +1,194 @@
+"""What the status page shows, as plain values. Reads the fleet; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bucket_lora_proxy.fleet import Fleet
+from bucket_lora_proxy.metrics import Metrics
+from bucket_lora_proxy.recent_errors import RecentError, RecentErrors
+from bucket_lora_proxy.replicas import Replica
+from bucket_lora_proxy.status_page.history import History
+
+from adapter_bucket.layout import parse_adapter_name
+
+
+@dataclass(frozen=True)
+class ReplicaRow:
+    """One replica."""
+
+    url: str
+    source: str
+    state: str
+    """One word: up, starting, draining, failing, held, down."""
+    reason: str
+    """Why it is not simply up."""
+    in_flight: int
+    outstanding: float
+    sent: float
+    """Generations in the time that the history covers."""
+    versions: str
+    base_model: str
+    cached_tokens: int
+    """Prompt tokens that the router takes it to hold."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run."""
+
+    run_id: str
+    state: str
+    latest: int
+    """Newest version that any replica knows to be published."""
+    newest_ready: int
+    """Newest version that is ready anywhere; 0 for none."""
+    ready_on: int
+    replicas: int
+    lag: int
+    """Versions by which the slowest replica is behind the newest one."""
+    trouble: str
+
+
+@dataclass(frozen=True)
+class PageView:
+    """Everything on the page."""
+
+    replicas: list[ReplicaRow]
+    runs: list[RunRow]
+    note: str
+    rates: list[float]
+    span_s: float
+    affinity: float | None
+    imbalance: float | None
+    """Most generations of a replica, as a multiple of the mean."""
+    mean_seconds: float | None
+    outcomes: dict[str, float]
+    answers: dict[str, float]
+    waits: float
+    retries: dict[str, float]
+    errors: list[RecentError] = field(default_factory=list)
+
+
+def view_of(
+    fleet: Fleet, metrics: Metrics, history: History, errors: RecentErrors, now: float
+) -> PageView:
+    """Put the page together. ``now`` is the loop's time."""
+    sent = history.sent()
+    members = {replica.url for replica in fleet.replicas}
+    return PageView(
+        replicas=[_replica_row(replica, sent, now) for replica in fleet.replicas],
+        runs=run_rows(fleet.replicas),
+        note=fleet.note,
+        rates=history.rates(),
+        span_s=history.span_s(),
+        affinity=history.affinity(),
+        imbalance=imbalance([count for url, count in sent.items() if url in members]),
+        mean_seconds=history.mean_seconds(),
+        outcomes=metrics.by_label(metrics.outcomes),
+        answers=metrics.by_label(metrics.requests),
+        waits=metrics.total(metrics.waited),
+        retries=metrics.by_label(metrics.retries),
+        errors=errors.newest_first(),
+    )
+
+
+def imbalance(counts: Sequence[float]) -> float | None:
+    """Largest of the counts as a multiple of their mean; ``None`` if all are 0."""
+    total = sum(counts)
+    return max(counts) * len(counts) / total if total else None
+
+
+def _replica_row(replica: Replica, sent: dict[str, float], now: float) -> ReplicaRow:
+    state, reason = _state(replica, now)
+    return ReplicaRow(
+        url=replica.url,
+        source=str(replica.source),
+        state=state,
+        reason=reason,
+        in_flight=replica.in_flight,
+        outstanding=replica.outstanding,
+        sent=sent.get(replica.url, 0.0),
+        versions=version_ranges(replica.ready),
+        base_model=", ".join(sorted(replica.base_models)),
+        cached_tokens=replica.cached_tokens(),
+    )
+
+
+def _state(replica: Replica, now: float) -> tuple[str, str]:
+    if not replica.up:
+        return "down", replica.reason
+    if replica.held is not None:
+        return "held", replica.held
+    if replica.draining:
+        return "draining", "asked for by an operator"
+    if not replica.breaker.closed:
+        return "failing", "its generations keep failing"
+    warmth = replica.warmth(now)
+    if warmth < 1:
+        return "starting", f"takes {warmth:.0%} of its share"
+    return "up", replica.status.error or "" if replica.status is not None else ""
+
+
+def version_ranges(names: Sequence[str] | frozenset[str]) -> str:
+    """Adapter names in few words: ``run v3–v5 v9``; other names as they are."""
+    runs: dict[str, list[int]] = {}
+    others = []
+    for name in sorted(names):
+        parsed = parse_adapter_name(name)
+        if parsed is None:
+            others.append(name)
+        else:
+            runs.setdefault(parsed[0], []).append(parsed[1])
+    parts = [f"{run} {_ranges(sorted(versions))}" for run, versions in sorted(runs.items())]
+    return "; ".join(parts + others)
+
+
+def _ranges(versions: list[int]) -> str:
+    spans: list[list[int]] = []
+    for version in versions:
+        if spans and version == spans[-1][1] + 1:
+            spans[-1][1] = version
+        else:
+            spans.append([version, version])
+    return " ".join(f"v{a}" if a == b else f"v{a}–v{b}" for a, b in spans)
+
+
+def run_rows(replicas: Sequence[Replica]) -> list[RunRow]:
+    """The runs that the replicas in rotation know, by what they last said."""
+    serving = [replica for replica in replicas if replica.in_rotation]
+    newest: dict[str, dict[str, int]] = {}
+    latest: dict[str, int] = {}
+    states: dict[str, set[str]] = {}
+    trouble: dict[str, str] = {}
+    for replica in serving:
+        for name in replica.ready:
+            if (parsed := parse_adapter_name(name)) is not None:
+                by_url = newest.setdefault(parsed[0], {})
+                by_url[replica.url] = max(by_url.get(replica.url, 0), parsed[1])
+        for run_id, run in replica.status.runs.items() if replica.status else ():
+            newest.setdefault(run_id, {})
+            latest[run_id] = max(latest.get(run_id, 0), run.latest)
+            states.setdefault(run_id, set()).add(run.state)
+            said = run.refusal or run.error or next(iter(run.refused.values()), "")
+            if said:
+                trouble.setdefault(run_id, f"{replica.url}: {said}")
+    rows = []
+    for run_id, by_url in sorted(newest.items()):
+        top = max(by_url.values(), default=0)
+        published = max(latest.get(run_id, 0), top)
+        slowest = min((by_url.get(replica.url, 0) for replica in serving), default=0)
+        rows.append(
+            RunRow(
+                run_id=run_id,
+                state=", ".join(sorted(states.get(run_id, {"pushed"}))),
+                latest=published,
+                newest_ready=top,
+                ready_on=sum(version == top for version in by_url.values()) if top else 0,
+                replicas=len(serving),
+                lag=published - slowest,
+                trouble=trouble.get(run_id, ""),
+            )
+        )
+    return rows

@@ -37,8 +37,9 @@ _ATTEMPTS = 3
 PARALLEL = 4
 """Files in flight; a large one travels in parallel ranges besides."""
 
-STAGE_PREFIX = ".fetching-checkpoint-"
-ASIDE_PREFIX = "replaced-checkpoint-"
+STAGE_PREFIX = "_fetching-checkpoint-"
+ASIDE_PREFIX = "_replaced-checkpoint-"
+"""A leading underscore keeps both from being pushed to the Hub with the output directory."""
 
 STALE_STAGE_S = 3600.0
 """A staged download older than this belongs to a process that was killed."""

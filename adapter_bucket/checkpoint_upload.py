@@ -115,6 +115,7 @@ class CheckpointUpload:
                 future.result()
         for name in self._names:
             self._put(name)
+        self._check_stop()
         step, epoch = self._place
         index = CheckpointIndex(
             format_version=CHECKPOINT_FORMAT,
@@ -137,8 +138,7 @@ class CheckpointUpload:
     def _put(self, name: str) -> None:
         if name in self._done:
             return
-        if self._should_stop():
-            raise StoreUnavailable(f"the upload of checkpoint {self._place[0]} was stopped")
+        self._check_stop()
         path = self._path(name)
         before = _identity(path)
         with path.open("rb") as file:
@@ -155,6 +155,10 @@ class CheckpointUpload:
             )
         with self._lock:
             self._done[name] = CheckpointFile(size=size, sha256=digest)
+
+    def _check_stop(self) -> None:
+        if self._should_stop():
+            raise StoreUnavailable(f"the upload of checkpoint {self._place[0]} was stopped")
 
     def _create(self, key: str, create: Callable[[str], object]) -> None:
         try:

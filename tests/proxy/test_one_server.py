@@ -130,7 +130,6 @@ async def test_metrics_show_replicas_and_requests(harness: Harness) -> None:
 
 
 FORBIDDEN = [
-    "/",
     "/collective_rpc",
     "/pause",
     "/resume",

@@ -24,16 +24,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if build_parser().parse_args(argv).check:
             print(text)
             return 0
+        logging.basicConfig(
+            level=logging.INFO,
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        )
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        server = Server(config)
     except ConfigError as error:
         print(f"bucket-lora-proxy: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    server = Server(config)
     server.run()
     return 0 if server.started else 1
 

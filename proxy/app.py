@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from bucket_lora_proxy.admission import Admission
 from bucket_lora_proxy.answers import send_error
 from bucket_lora_proxy.auth import Doorkeeper, refuse_other_sites
 from bucket_lora_proxy.broadcast import Broadcast
+from bucket_lora_proxy.certificates import replica_context
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.endpoints import Endpoints
 from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType
@@ -63,7 +63,7 @@ class Deps:
 
 def build_deps(config: ProxyConfig) -> Deps:
     """Make everything that a configuration asks for; starts nothing."""
-    tls = ssl.create_default_context(cafile=config.replica_ca)
+    tls = replica_context(config)
 
     def make(origin: Origin, slot: int, source: Source, token: str | None) -> Replica:
         data, control = (

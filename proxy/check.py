@@ -7,6 +7,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bucket_lora_proxy.certificates import replica_context
 from bucket_lora_proxy.config import ProxyConfig
 from cryptography import x509
 
@@ -42,13 +43,14 @@ def report(config: ProxyConfig, *, now: datetime | None = None) -> str:
         lines.append(f"{field.name} = {shown}")
     if config.tls_cert is not None and config.tls_key is not None:
         lines.append(_certificate(config.tls_cert, config.tls_key, now or datetime.now(UTC)))
-    if config.replica_ca is not None:
+    if config.client_ca is not None:
         try:
-            ssl.create_default_context(cafile=config.replica_ca)
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.client_ca)
         except ssl.SSLError as error:
             raise ConfigError(
-                f"--replica-ca {config.replica_ca} holds no certificate authority: {error}"
+                f"--client-ca {config.client_ca} holds no certificate authority: {error}"
             ) from error
+    replica_context(config)
     return "\n".join(lines)
 
 

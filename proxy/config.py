@@ -33,14 +33,21 @@ class ProxyConfig:
     port: int = 8000
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    dev_cert: Path | None = None
+    """Folder of a self-signed certificate that the proxy makes itself."""
+    client_ca: Path | None = None
+    """Clients must show a certificate of these authorities; none: they need not."""
     tokens: tuple[str, ...] = field(default=(), repr=False)
-    """Accepted bearer tokens, several for rotation; empty: no authentication."""
+    """Accepted tokens, several for rotation; empty: no token is asked for."""
     replica_token: str | None = field(default=None, repr=False)
     """Token for replicas that have none of their own."""
     replica_tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Own tokens of static replicas, by URL."""
     replica_ca: Path | None = None
     """Certificate authorities of the replicas; default: the system's."""
+    replica_cert: Path | None = None
+    replica_key: Path | None = None
+    """What replicas are shown that ask for a client certificate."""
     insecure_public_bind: bool = False
     allow_broadcast: bool = False
     """Pass the state-changing calls of stock TRL on to all replicas. Off: they let a client name
@@ -77,6 +84,11 @@ class ProxyConfig:
     """Healthy replicas from which ``/health`` answers 200."""
     shutdown_s: float = 30.0
     """How long running requests may take to finish after SIGTERM."""
+
+    @property
+    def serves_tls(self) -> bool:
+        """Whether clients speak TLS to it."""
+        return self.tls_cert is not None or self.dev_cert is not None
 
     def token_of(self, origin: Origin) -> str | None:
         """The token that this replica is sent."""

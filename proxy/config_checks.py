@@ -27,10 +27,19 @@ def check_config(config: ProxyConfig) -> None:
             raise ConfigError(f"replica {url} is given {urls.count(url)} times; give it once")
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together; only one of them is given")
+    if (config.replica_cert is None) != (config.replica_key is None):
+        raise ConfigError("--replica-cert and --replica-key belong together; one is missing")
+    if config.dev_cert is not None and config.tls_cert is not None:
+        raise ConfigError("--dev-cert and --tls-cert exclude each other; keep one of them")
+    if config.client_ca is not None and not config.serves_tls:
+        raise ConfigError("--client-ca needs TLS: add --tls-cert and --tls-key, or --dev-cert")
     for name, path in (
         ("--tls-cert", config.tls_cert),
         ("--tls-key", config.tls_key),
+        ("--client-ca", config.client_ca),
         ("--replica-ca", config.replica_ca),
+        ("--replica-cert", config.replica_cert),
+        ("--replica-key", config.replica_key),
     ):
         if path is not None and not path.is_file():
             raise ConfigError(f"{name} {path} is not a readable file")
@@ -83,9 +92,9 @@ def _check_bind(config: ProxyConfig) -> None:
     if is_loopback(config.host) or config.insecure_public_bind:
         return
     missing = []
-    if config.tls_cert is None:
+    if not config.serves_tls:
         missing.append("TLS (--tls-cert, --tls-key)")
-    if not config.tokens:
+    if not config.tokens and config.client_ca is None:
         missing.append(f"a token (--token-file or {TOKEN_ENV})")
     if missing:
         raise ConfigError(

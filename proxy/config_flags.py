@@ -48,6 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=ProxyConfig.port, help="0 picks a free one (%(default)s)")
     add("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
     add("--tls-key", type=Path, metavar="FILE", help="private key, PEM")
+    add("--dev-cert", type=Path, metavar="DIR", help="self-signed certificate, made in this folder")
+    add("--client-ca", type=Path, metavar="FILE", help="clients must have a certificate of these")
     add("--token-file", type=Path, metavar="FILE", help=f"one token a line; or {TOKEN_ENV}")
     add("--replica-token-file", type=Path, metavar="FILE", help="token that replicas are sent")
     add(
@@ -57,6 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="or the variable that holds it (%(default)s)",
     )
     add("--replica-ca", type=Path, metavar="FILE", help="authorities of the replicas, PEM")
+    add("--replica-cert", type=Path, metavar="FILE", help="certificate shown to replicas, PEM")
+    add("--replica-key", type=Path, metavar="FILE", help="its private key, PEM")
     add(
         "--insecure-public-bind",
         action="store_true",

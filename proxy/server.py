@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 
 import uvicorn
 from bucket_lora_proxy.app import Deps, build_deps, create_app
+from bucket_lora_proxy.certificates import served_certificate
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.guard import GuardedProtocol
 
@@ -26,6 +28,7 @@ class Server(uvicorn.Server):
         self.deps = deps or build_deps(config)
         self.ready = asyncio.Event()
         """Set once the port is open."""
+        cert, key = served_certificate(config)
         super().__init__(
             uvicorn.Config(
                 create_app(self.deps),
@@ -41,8 +44,10 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=CLIENT_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(config.shutdown_s),
-                ssl_certfile=config.tls_cert,
-                ssl_keyfile=config.tls_key,
+                ssl_certfile=cert,
+                ssl_keyfile=key,
+                ssl_ca_certs=str(config.client_ca) if config.client_ca else None,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if config.client_ca else ssl.CERT_NONE,
             )
         )
 
@@ -53,7 +58,7 @@ class Server(uvicorn.Server):
         for server in self.servers:
             for listening in server.sockets:
                 host, port = listening.getsockname()[:2]
-                scheme = "https" if self._proxy.tls_cert else "http"
+                scheme = "https" if self._proxy.serves_tls else "http"
                 shown = f"[{host}]" if ":" in host else host
                 log.info(
                     "ready on %s://%s:%d, %d replicas, %s",

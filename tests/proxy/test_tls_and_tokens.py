@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import ssl
 from pathlib import Path
 
+import h11
 import pytest
 import trustme
 
@@ -63,6 +65,65 @@ async def test_both_hops_speak_tls(
         assert (await proxy.generate("run-v1")).json()["model"] == "run-v1"
 
 
+async def test_replicas_and_clients_can_each_be_asked_for_a_certificate(
+    harness: Harness, authority: trustme.CA, ca_file: Path, tmp_path: Path
+) -> None:
+    """Mutual TLS on both hops; without a certificate neither gets through."""
+    for name in ("localhost", "proxy-client", "trainer"):
+        issued = authority.issue_cert(name)
+        issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / f"{name}.pem"))
+    demanding = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca_file)
+    demanding.verify_mode = ssl.CERT_REQUIRED
+    authority.issue_cert("127.0.0.1").configure_cert(demanding)
+    replica = await harness.replica(StandIn(ready={"run-v1"}, tls=demanding))
+    shut_out = await harness.proxy(replica, replica_ca=ca_file, expect_up=0)
+    assert (await shut_out.get("/health")).status == 503
+    own, served = tmp_path / "proxy-client.pem", tmp_path / "localhost.pem"
+    trainer = ssl.create_default_context(cafile=ca_file)
+    trainer.load_cert_chain(tmp_path / "trainer.pem")
+    proxy = await harness.proxy(
+        replica,
+        replica_ca=ca_file,
+        replica_cert=own,
+        replica_key=own,
+        tls_cert=served,
+        tls_key=served,
+        client_ca=ca_file,
+        client_tls=trainer,
+    )
+    assert (await proxy.generate("run-v1")).status == 200
+    proxy.client_tls = ssl.create_default_context(cafile=ca_file)
+    with pytest.raises((ssl.SSLError, ConnectionError, h11.RemoteProtocolError)):
+        await proxy.get("/health")
+    stranger = trustme.CA().issue_cert("trainer")
+    stranger.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "stranger.pem"))
+    proxy.client_tls.load_cert_chain(tmp_path / "stranger.pem")
+    with pytest.raises((ssl.SSLError, ConnectionError, h11.RemoteProtocolError)):
+        await proxy.get("/health")
+
+
+async def test_the_development_certificate_is_made_once_and_clients_can_trust_it(
+    harness: Harness, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "dev"
+    replica = await harness.replica(StandIn(ready={"run-v1"}))
+    first = await harness.proxy(replica, dev_cert=folder)
+    made = (folder / "cert.pem").read_bytes()
+    assert (folder / "cert-and-key.pem").stat().st_mode & 0o077 == 0
+    assert b"PRIVATE" not in made
+    first.client_tls = ssl.create_default_context(cafile=folder / "cert.pem")
+    first.client_tls.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert (await first.generate("run-v1")).status == 200
+    first.client_tls = ssl.create_default_context()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await first.generate("run-v1")
+    second = await harness.proxy(replica, dev_cert=folder)
+    assert (folder / "cert.pem").read_bytes() == made
+    second.client_tls = ssl.create_default_context(cafile=folder / "cert.pem")
+    assert (await second.generate("run-v1")).status == 200
+    assert sorted(path.name for path in folder.iterdir()) == ["cert-and-key.pem", "cert.pem"]
+
+
 async def test_a_replica_whose_certificate_is_not_trusted_stays_out(
     harness: Harness, server_tls: ssl.SSLContext
 ) -> None:
@@ -117,6 +178,25 @@ async def test_only_a_known_token_gets_in_and_each_side_sees_its_own(harness: Ha
         values = [value for name, value in seen.headers if name == "authorization"]
         assert values == [f"Bearer {REPLICA_TOKEN}"]
     assert replica.unauthorised == 0
+
+
+async def test_clients_that_take_an_address_alone_can_carry_a_token_in_it(
+    harness: Harness,
+) -> None:
+    """As stock TRL does: its trainer asks with requests, its rollout worker with aiohttp."""
+    aiohttp = pytest.importorskip("aiohttp")
+    requests = pytest.importorskip("requests")
+    replica = await harness.replica(StandIn(ready={"run-v1"}))
+    proxy = await harness.proxy(replica, tokens=(CLIENT_TOKEN,))
+    for token, status in ((CLIENT_TOKEN, 200), (SECOND_TOKEN, 401)):
+        address = f"http://x:{token}@127.0.0.1:{proxy.port}"
+        answer = await asyncio.to_thread(requests.get, f"{address}/health", timeout=5)
+        assert answer.status_code == status
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{address}/v1/completions", json={"model": "run-v1"}) as generated,
+        ):
+            assert generated.status == status
 
 
 async def test_the_page_of_another_site_cannot_use_a_browsers_login(harness: Harness) -> None:

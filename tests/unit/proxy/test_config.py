@@ -91,6 +91,13 @@ def test_a_token_file_that_cannot_work_is_refused_without_showing_it(
         (["--replica", "http://user:secret@h"], "holds credentials"),
         ([*REPLICA, "--tls-cert", "/nowhere"], "belong together"),
         ([*REPLICA, "--replica-ca", "/nowhere"], "/nowhere is not a readable file"),
+        ([*REPLICA, "--replica-cert", "/nowhere"], "--replica-cert and --replica-key belong"),
+        ([*REPLICA, "--client-ca", "/nowhere"], "--client-ca needs TLS"),
+        (
+            [*REPLICA, "--dev-cert", "/d", "--tls-cert", "/a", "--tls-key", "/b"],
+            "--dev-cert and --tls-cert exclude each other",
+        ),
+        ([*REPLICA, "--dev-cert", "/d", "--host", "0.0.0.0"], "and a token|a token"),
         ([*REPLICA, "--poll-s", "0"], "--poll-s is 0.0; it must be above 0"),
         ([*REPLICA, "--max-attempts", "0"], "--max-attempts is 0; it must be at least 1"),
         (["--bucket", "s3://b"], "--bucket needs --allow-replica"),
@@ -128,6 +135,8 @@ def test_a_public_bind_needs_tls_and_token_or_an_explicit_flag(tmp_path: Path) -
     with pytest.raises(ConfigError, match="token"):
         parse_config([*public, *tls], {})
     assert parse_config([*public, *tls], token).host == "0.0.0.0"
+    assert parse_config([*public, *tls, "--client-ca", str(cert)], {}).client_ca == cert
+    assert parse_config([*public, "--dev-cert", str(tmp_path)], token).serves_tls
     assert parse_config([*public, "--insecure-public-bind"], {}).insecure_public_bind
     assert parse_config([*REPLICA, "--host", "::1"], {}).host == "::1"
 
@@ -248,6 +257,8 @@ def test_the_report_refuses_files_that_hold_something_else(tmp_path: Path) -> No
     other.write_text("nothing")
     with pytest.raises(ConfigError, match="cannot be used together"):
         report(parse_config([*REPLICA, "--tls-cert", str(other), "--tls-key", str(other)], {}))
+    with pytest.raises(ConfigError, match=r"--client-ca .* holds no certificate authority"):
+        report(parse_config([*REPLICA, "--dev-cert", str(tmp_path), "--client-ca", str(other)], {}))
     with pytest.raises(ConfigError, match="holds no certificate authority"):
         report(parse_config([*REPLICA, "--replica-ca", str(other)], {}))
 

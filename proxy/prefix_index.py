@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from bucket_lora_proxy.prefix import Prompt
+from bucket_lora_proxy.prefix import BLOCK_TOKENS, Prompt
 
 DEFAULT_BLOCKS = 16_384
 """Capacity taken for a replica that does not tell its own: 262,144 tokens."""
@@ -33,12 +33,16 @@ class PrefixIndex:
         ]
         self._count = [0] * slots
         self._capacity = [DEFAULT_BLOCKS] * slots
+        self._grain = [1] * slots
+        """Blocks of ours that one block of the replica's cache holds."""
+        self._coarse = False
 
     def add_slot(self) -> int:
         """Make room for one more replica; returns its slot."""
         self._recency.append(OrderedDict())
         self._count.append(0)
         self._capacity.append(DEFAULT_BLOCKS)
+        self._grain.append(1)
         return len(self._count) - 1
 
     def blocks(self, slot: int) -> int:
@@ -54,6 +58,14 @@ class PrefixIndex:
         self._capacity[slot] = min(blocks or DEFAULT_BLOCKS, MAX_BLOCKS)
         self._evict(slot)
 
+    def set_block_tokens(self, slot: int, tokens: int | None) -> None:
+        """Set how many tokens a block of the replica's cache has; ``None`` if it is not known.
+
+        A replica shares whole blocks of its own only, so a shorter match there is worth nothing.
+        """
+        self._grain[slot] = max(1, (tokens or BLOCK_TOKENS) // BLOCK_TOKENS)
+        self._coarse = max(self._grain) > 1
+
     def matched(self, prompt: Prompt, slots: list[int]) -> list[int]:
         """How many blocks of the prompt each of the replicas holds, in the order of ``slots``."""
         found = [0] * len(slots)
@@ -61,6 +73,9 @@ class PrefixIndex:
         if holders:
             for chain in prompt.chains:
                 self._match(holders, chain, slots, found)
+        if self._coarse:
+            grains = (self._grain[slot] for slot in slots)
+            return [count - count % grain for count, grain in zip(found, grains, strict=True)]
         return found
 
     @staticmethod

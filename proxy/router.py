@@ -70,6 +70,7 @@ class Router:
         """Forget a replica that left; its slot is used again, so nothing may be added to it."""
         self.index.drop_slot(slot)
         self.index.set_capacity(slot, None)
+        self.index.set_block_tokens(slot, None)
         self._placed[slot] = 0.0
         self._free.append(slot)
 

@@ -8,6 +8,7 @@ is known one round trip after it happens.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -186,18 +187,19 @@ class Watcher:
                 len(replica.ready),
                 kind,
             )
-            self._index.set_capacity(replica.slot, await self._cache_blocks(replica))
+            await self._learn_cache(replica)
         if changed:
             self._forget_retired()
             self._fleet.notify()
 
-    async def _cache_blocks(self, replica: Replica) -> int | None:
-        """Prefix blocks that the replica can cache, from its metrics; ``None`` if it won't say."""
-        try:
+    async def _learn_cache(self, replica: Replica) -> None:
+        """Take the size of its prefix cache and of a block from its metrics, if it tells them."""
+        page = ""
+        with contextlib.suppress(UpstreamError):
             code, body = await self._get(replica, "/metrics")
-        except UpstreamError:
-            return None
-        return cache_blocks(body.decode(errors="replace")) if code == 200 else None
+            page = body.decode(errors="replace") if code == 200 else ""
+        self._index.set_capacity(replica.slot, cache_blocks(page))
+        self._index.set_block_tokens(replica.slot, block_tokens(page))
 
     def _forget_retired(self) -> None:
         """Drop the blocks of adapters that no replica in rotation serves any more."""
@@ -257,11 +259,23 @@ def parse_models(body: bytes) -> list[Model]:
 
 def cache_blocks(page: str) -> int | None:
     """Size of a vLLM prefix cache in blocks of 16 tokens, from its metrics page."""
-    line = next((line for line in page.splitlines() if line.startswith(_CACHE_INFO)), "")
-    found = dict(re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', line))
+    found = _cache_info(page)
     if len(found) < 2:
         return None
-    return int(found["block_size"]) * int(found["num_gpu_blocks"]) // BLOCK_TOKENS or None
+    return found["block_size"] * found["num_gpu_blocks"] // BLOCK_TOKENS or None
+
+
+def block_tokens(page: str) -> int | None:
+    """Tokens in a block of a vLLM prefix cache, from its metrics page."""
+    return _cache_info(page).get("block_size")
+
+
+def _cache_info(page: str) -> dict[str, int]:
+    line = next((line for line in page.splitlines() if line.startswith(_CACHE_INFO)), "")
+    return {
+        name: int(number)
+        for name, number in re.findall(r'\b(block_size|num_gpu_blocks)="(\d{1,12})"', line)
+    }
 
 
 def _first_line(error: Exception) -> str:

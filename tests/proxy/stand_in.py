@@ -75,6 +75,9 @@ class StandIn:
     generations: list[Received] = field(default_factory=list)
     cancelled: int = 0
     """Generations whose connection was closed by the peer before they were answered."""
+    metrics_page: str = ""
+    """What ``/metrics`` answers; 404 if empty."""
+    replica_id: str = ""
     unauthorised: int = 0
     long_polls: int = 0
     connections: int = 0
@@ -146,6 +149,8 @@ class StandIn:
             await answer(writer, b"", status=200 if self.healthy else 503)
         elif path == "/bucket_lora/status" and self.plugin:
             await self._status(received, reader, writer)
+        elif path == "/metrics" and self.metrics_page:
+            await answer(writer, self.metrics_page.encode(), content_type="text/plain")
         elif path == "/v1/models":
             await answer_json(writer, {"object": "list", "data": self._cards()})
         elif received.method == "POST" and path in PUSHED:
@@ -195,7 +200,7 @@ class StandIn:
             assert parsed is not None
             runs.setdefault(parsed[0], []).append(parsed[1])
         return ReplicaStatus(
-            replica_id=f"replica-{self.port}",
+            replica_id=self.replica_id or f"replica-{self.port}",
             base_model=self.base_model,
             dtype="float32",
             max_loras=4,

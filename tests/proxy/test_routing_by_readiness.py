@@ -103,6 +103,27 @@ async def test_blocks_of_a_lost_replica_and_of_a_retired_version_are_forgotten(
     assert index.blocks(1) > 0
 
 
+async def test_another_process_behind_the_same_address_holds_nothing(harness: Harness) -> None:
+    """It came up between two status calls, so that nothing failed."""
+    replica = await harness.replica(StandIn(ready={"run-v1"}, replica_id="before"))
+    proxy = await harness.proxy(replica)
+    index = proxy.deps.router.index
+    await proxy.generate("run-v1", prompt=[1] * 160)
+    await asyncio.sleep(0.15)
+    assert index.blocks(0) == 10
+    replica.replica_id = "after"
+    await until(lambda: index.blocks(0) == 0)
+
+
+async def test_the_cache_of_a_replica_is_taken_as_it_tells(harness: Harness) -> None:
+    page = 'vllm:cache_config_info{block_size="128",num_gpu_blocks="1"} 1.0\n'
+    replica = await harness.replica(StandIn(ready={"run-v1"}, metrics_page=page))
+    proxy = await harness.proxy(replica)
+    for number in range(3):
+        await proxy.generate("run-v1", prompt=[number] * 160)
+    await until(lambda: proxy.deps.router.index.blocks(0) == 8)
+
+
 async def test_a_request_is_held_until_its_version_becomes_ready(harness: Harness) -> None:
     replica = await harness.replica(StandIn(ready={"run-v1"}))
     proxy = await harness.proxy(replica, poll_s=30.0)

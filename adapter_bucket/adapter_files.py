@@ -7,6 +7,7 @@ reaching replicas that answer as the base model.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -210,10 +211,34 @@ def _value_faults(tensors: list[Tensor], view: memoryview, *, trained: bool) -> 
 
 
 def _all_finite(data: memoryview, dtype: str) -> bool:
-    """Whether no number is NaN or infinite, without numpy: by the byte that holds the exponent.
+    """Whether no number is NaN or infinite: whether some exponent has all its bits set.
 
-    Strided slices and ``translate`` run at memory speed: 5 MB of bfloat16 take about 10 ms.
+    With numpy, which torch and vLLM bring along, 148 MB of bfloat16 take 0.06 s, mostly without
+    the interpreter lock. Byte by byte they take 1.2 s with the lock held, for which a training loop
+    or a server in the same process would stand still.
     """
+    numpy = _numpy()
+    if numpy is None:
+        return _all_finite_by_bytes(data, dtype)
+    mask = numpy.array(_EXPONENT_BITS[dtype], dtype="<u4" if dtype == "F32" else "<u2")
+    words = numpy.frombuffer(data, dtype=mask.dtype)
+    return not ((words & mask) == mask).any()
+
+
+_EXPONENT_BITS = {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}
+
+
+@functools.cache
+def _numpy() -> Any:
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
+
+
+def _all_finite_by_bytes(data: memoryview, dtype: str) -> bool:
+    """``_all_finite`` without numpy, by the byte that holds the exponent."""
     step = 4 if dtype == "F32" else 2
     high = bytes(data[step - 1 :: step])
     if dtype == "F16":  # five exponent bits, all in this byte

@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter_bucket.adapter_files import adapter_faults, canonical_config
+from adapter_bucket.adapter_files import (
+    _all_finite,
+    _all_finite_by_bytes,
+    adapter_faults,
+    canonical_config,
+)
 from adapter_bucket.errors import ConfigError, IntegrityError
 from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.publish import RunWriter
@@ -127,6 +132,12 @@ def test_every_finite_number_passes(value: float) -> None:
     kind, shape, data = tensors[name]
     tensors[name] = (kind, shape, struct.pack("<f", value) + data[4:])
     assert faults(tensors, dtype="float32") == []
+
+
+@given(st.binary(min_size=8, max_size=8), st.sampled_from(["F32", "F16", "BF16"]))
+def test_numpy_and_plain_python_agree_on_what_is_finite(data: bytes, dtype: str) -> None:
+    view = memoryview(data)
+    assert _all_finite(view, dtype) == _all_finite_by_bytes(view, dtype)
 
 
 def test_an_untrained_b_is_refused_after_the_first_step_only() -> None:

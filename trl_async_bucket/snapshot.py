@@ -84,7 +84,8 @@ class SnapshotBuffer:
         self._payload = self._file[payload_start:].view(dtype)
         self._offsets = offsets
         self._shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
-        self._device_flat: torch.Tensor | None = None
+        self._flat: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
 
     @property
     def nbytes(self) -> int:
@@ -107,24 +108,27 @@ class SnapshotBuffer:
         Raises:
             ConfigError: a tensor has another shape than the buffer was made for.
         """
-        sources = [parameters[name].detach() for name in self._shapes]
+        sources = [parameters[name] for name in self._shapes]
         for (name, shape), source in zip(self._shapes.items(), sources, strict=True):
             if source.shape != shape:  # a copy would broadcast it
                 raise ConfigError(
                     f"{name} has shape {tuple(source.shape)}, expected {tuple(shape)}"
                 )
-        device = sources[0].device
-        flat = self._payload if device.type == "cpu" else self._flat_on(device)
-        # `detach` keeps autograd out; a decorator would cost this method its types.
-        torch._foreach_copy_([self._view(flat, name) for name in self._shapes], sources)
+        flat = self._flat_on(sources[0].device)
+        with torch.no_grad():
+            torch._foreach_copy_(self._views, sources)
         if flat is not self._payload:
             self._payload.copy_(flat, non_blocking=True)
-            torch.cuda.current_stream(device).synchronize()
+            torch.cuda.current_stream(flat.device).synchronize()
 
     def _flat_on(self, device: torch.device) -> torch.Tensor:
-        if self._device_flat is None or self._device_flat.device != device:
-            self._device_flat = torch.empty_like(self._payload, device=device)
-        return self._device_flat
+        """Where the tensors are cast to. Made once, with its views: 392 of those take 2 ms."""
+        if self._flat is None or self._flat.device != device:
+            on_host = device.type == "cpu"
+            flat = self._payload if on_host else torch.empty_like(self._payload, device=device)
+            self._views = [self._view(flat, name) for name in self._shapes]
+            self._flat = flat
+        return self._flat
 
     def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         start, shape = self._offsets[name] // flat.element_size(), self._shapes[name]

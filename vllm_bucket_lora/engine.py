@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import vllm
-from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
 from adapter_bucket.errors import ConfigError
-from adapter_bucket.layout import WEIGHTS_FILE
+from adapter_bucket.layout import WEIGHTS_FILE, parse_adapter_name
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.ports import LoadRefused
 from vllm_bucket_lora.service import Rejection
@@ -41,17 +40,20 @@ PREPARE_TICK_S, PREPARE_MAX_TICK_S, PREPARE_TICKS = 0.004, 0.05, 200
 Admit = Callable[[str], Awaitable[Rejection | None]]
 """Decides about a request by the adapter it names; ``None`` lets it go on."""
 
-_ID_BITS = 62
-"""vLLM keeps adapter numbers in signed 64-bit integers."""
+_RUN_BITS, _VERSION_BITS = 18, 12
+"""vLLM's V2 model runner, the default on GPUs, keeps adapter numbers in signed 32-bit integers."""
 
 
 def stable_id(name: str) -> int:
     """Number of an adapter: equal in every process and every restart, and never a small one.
 
-    The upper half of the 62-bit range stays clear of vLLM's own counters, which start at 1.
+    The upper half of the 31-bit range stays clear of vLLM's own counters, which start at 1. Below
+    that bit, 18 bits come from the run and 12 are the end of the version number, so that versions
+    of one run that are loaded together never meet; ``VllmLoader`` refuses runs that do.
     """
-    top = 1 << (_ID_BITS - 1)
-    return top | (int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) & (top - 1))
+    run_id, version = parse_adapter_name(name) or (name, 0)
+    run = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:4]) >> (32 - _RUN_BITS)
+    return ((1 << _RUN_BITS | run) << _VERSION_BITS) | version % (1 << _VERSION_BITS)
 
 
 class VllmLoader:
@@ -61,6 +63,8 @@ class VllmLoader:
         self._engine = engine_client
         self._models = models
         self._ours: set[str] = set()
+        self._numbers: dict[int, str] = {}
+        """Which adapter of ours the engine has under a number."""
         self._can_prepare = True
 
     async def load(self, name: str, path: Path) -> None:
@@ -73,6 +77,7 @@ class VllmLoader:
                     "run id, or another name in --lora-modules or --served-model-name"
                 )
             request = LoRARequest(lora_name=name, lora_int_id=stable_id(name), lora_path=str(path))
+            self._claim_number(request.lora_int_id, name)
             await self._prepare(request)
             try:
                 # With data parallelism the call goes to every engine, and fails if one does.
@@ -85,6 +90,15 @@ class VllmLoader:
                 raise LoadRefused("vLLM did not add it, and gave no reason; see its log")
             self._models.lora_requests[name] = request
             self._ours.add(name)
+
+    def _claim_number(self, number: int, name: str) -> None:
+        """An engine would take the second adapter of a number for the first, without a word."""
+        holder = self._numbers.setdefault(number, name)
+        if holder != name:
+            raise LoadRefused(
+                f"{name} and {holder}, which is loaded, have the same number in vLLM ({number}); "
+                "choose another run id for one of them"
+            )
 
     async def _prepare(self, request: LoRARequest) -> None:
         """Have the workers read the files beside their loop, so that adding is only a copy.
@@ -121,14 +135,18 @@ class VllmLoader:
 
     async def remove(self, name: str) -> None:
         """See ``ports.Loader.remove``. Without it the slot would stay taken until it is needed."""
+        self._models.lora_resolver_lock.pop(name, None)
+        number = stable_id(name)
+        if self._numbers.get(number) != name:
+            return  # never loaded, because another one has its number
         try:
-            await self._engine.remove_lora(stable_id(name))
+            await self._engine.remove_lora(number)
         except EngineDeadError:
             raise
         except Exception:
             # Not worth more than a line: the engine's own LRU frees the slot when it needs one.
             logger.exception("the engine did not free the slot of %s", name)
-        self._models.lora_resolver_lock.pop(name, None)
+        self._numbers.pop(number, None)
 
 
 def _weights_bytes(request: LoRARequest) -> int:
@@ -188,15 +206,10 @@ def hold_requests(models: Any, admit: Admit) -> None:
         name = request.model
         served = self._is_model_supported(name) or name in self.models.lora_requests
         if ask is not None and not served and (why := await ask(name)) is not None:
-            return create_error_response(why.message, why.type, HTTPStatus(why.code), param="model")
+            return self.create_error_response(
+                why.message, why.type, HTTPStatus(why.code), param="model"
+            )
         return await original(self, request)
 
     _check_model._bucket_lora = True  # type: ignore[attr-defined]
     BaseServing._check_model = _check_model
-
-
-def adopt_logging() -> None:
-    """Send our log lines where vLLM's go, in its format: it configures no other logger."""
-    theirs, ours = logging.getLogger("vllm"), logging.getLogger("vllm_bucket_lora")
-    ours.handlers, ours.propagate = theirs.handlers, False
-    ours.setLevel(theirs.level)

@@ -20,6 +20,7 @@ from vllm_bucket_lora.service import Service
 from vllm_bucket_lora.session import join_session
 from vllm_bucket_lora.shelf import Shelf
 from vllm_bucket_lora.watcher import Watcher
+from vllm_bucket_lora.worker import adopt_logging
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ async def start_service(engine_client: Any, models: Any, args: Namespace) -> Ser
     Raises:
         ConfigError: the server cannot serve adapters from the bucket as it is set up.
     """
-    engine.adopt_logging()
+    adopt_logging()
     config = config_from_args(args, model=args.model)
     served = engine.describe_server(engine_client.vllm_config, config.base_model)
     rank, count = engine.process_rank(engine_client.vllm_config)

@@ -14,6 +14,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from vllm_bucket_lora import staging
 from vllm_bucket_lora.config import SESSION_ENV
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def install() -> None:
     from vllm.lora.worker_manager import WorkerLoRAManager
     from vllm.v1.worker.worker_base import WorkerBase
 
+    adopt_logging()
     original = WorkerLoRAManager._load_adapter
     if getattr(original, "_bucket_lora", False):
         return
@@ -64,11 +66,13 @@ def install() -> None:
             return
         while len(_prepared) >= _MAX_PREPARED:
             _prepared.pop(next(iter(_prepared)))
+        staging.drop_unless(manager._adapter_manager, _prepared)
         _prepared[number] = _thread.submit(build, manager, read, name, number, path)
 
     def prepared(self: Any, number: int) -> bool:
         return number not in _prepared or _prepared[number].done()
 
+    staging.install()
     _load_adapter._bucket_lora = True  # type: ignore[attr-defined]
     WorkerLoRAManager._load_adapter = _load_adapter
     setattr(WorkerBase, PREPARE, prepare)
@@ -76,7 +80,7 @@ def install() -> None:
 
 
 def build(manager: Any, read: Any, name: str, number: int, path: str) -> Any:
-    """Read an adapter and merge its packed modules: what needs no place in the engine loop.
+    """Read an adapter, merge packed modules, stage it: what needs no place in the engine loop.
 
     vLLM merges once more while adding the adapter, and finds nothing left to do. For mixtures of
     experts it would find something, so there the merge is left to vLLM.
@@ -89,6 +93,7 @@ def build(manager: Any, read: Any, name: str, number: int, path: str) -> Any:
     lora = read(manager, LoRARequest(lora_name=name, lora_int_id=number, lora_path=path))
     if not manager._adapter_manager._is_moe:
         manager._adapter_manager._create_merged_loras_inplace(lora)
+        staging.stage(manager._adapter_manager, lora)
     return lora
 
 
@@ -110,3 +115,10 @@ def check_modules(adapter_modules: Any, manager: Any) -> None:
             f"the served model has no module {shown}; publish the adapter with the module names of "
             "the base model as transformers loads it"
         )
+
+
+def adopt_logging() -> None:
+    """Send our log lines where vLLM's go, in its format: it configures no other logger."""
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger("vllm_bucket_lora")
+    ours.handlers, ours.propagate = theirs.handlers, False
+    ours.setLevel(theirs.level)

@@ -79,6 +79,9 @@ def test_a_hundred_swaps_under_load(
     print(f"{served.total()} requests, slowest {slowest_s:.2f} s")
     assert slowest_s < LONGEST_PAUSE_S
     assert len(server.status().runs[run.run_id].ready) == WINDOW
+    log = server.log.read_text()
+    assert "staged adapters are what vLLM loads" in log
+    assert "staging is off" not in log
 
 
 def _write(folder: Path, made: MadeAdapter) -> Path:

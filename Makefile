@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 RUN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench setup clean
+.PHONY: help demo test test-fast lint bench faults setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ lint: setup ## Format check, lint, types
 
 bench: setup ## Run the benchmarks
 	@$(RUN) -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
+
+faults: setup ## Send 20,000 requests through a proxy whose replicas fail (4 minutes)
+	@$(RUN) -m tests.faults.proxy_run $(FAULTS_ARGS)
 
 clean: ## Remove .venv and everything generated
 	rm -rf .venv build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import json
 import random
 import sys
 import time
@@ -21,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bucket_lora_proxy.prefix import BLOCK_TOKENS, Hasher, Prompt
+from bucket_lora_proxy.prefix import BLOCK_TOKENS, Hasher
 from bucket_lora_proxy.router import Choice, Router
 
 PROMPTS = 1460
@@ -113,7 +114,7 @@ def simulate(*, replicas: int, in_flight: int, turns: int, order: str, seed: int
     hasher = Hasher()
     fleet = [Simulated(slot) for slot in range(replicas)]
     waiting = conversations(turns, rng, order)
-    events: list[tuple[float, int, Simulated, Choice[Simulated], Prompt, object, Rollout]] = []
+    events: list[tuple[float, int, Simulated, Choice[Simulated], float, Rollout]] = []
     count = itertools.count()
     now = spent = 0.0
     hits = spills = sent = possible = 0
@@ -121,12 +122,12 @@ def simulate(*, replicas: int, in_flight: int, turns: int, order: str, seed: int
 
     def send(rollout: Rollout) -> None:
         nonlocal spent, hits, spills, sent, possible
+        content = json.dumps(rollout.ids).encode()
         begun = time.perf_counter()
-        prompt = hasher.prompt("run-v1", rollout.ids, 300)
+        prompt = hasher.prompt("run-v1", content, 300)
         choice = router.pick(fleet, prompt)
         assert choice is not None
-        working = router.working(choice, prompt)
-        working.__enter__()
+        work = router.begin(choice, prompt)
         spent += time.perf_counter() - begun
         replica, chain = choice.replica, prompt.chains[0]
         needed = rollout.before or chain
@@ -142,30 +143,30 @@ def simulate(*, replicas: int, in_flight: int, turns: int, order: str, seed: int
         replica.in_flight += 1
         end = now + replica.seconds(uncached, decode)
         rollout.before = chain
-        heapq.heappush(events, (end, next(count), replica, choice, prompt, working, rollout))
+        heapq.heappush(events, (end, next(count), replica, choice, work, rollout))
         rollout.ids = rollout.ids + [rng.randrange(32_000) for _ in range(decode + 60)]
 
     for rollout in itertools.islice(waiting, in_flight):
         send(rollout)
     while events:
-        end, _, replica, _, _, working, rollout = heapq.heappop(events)
+        end, _, replica, choice, work, rollout = heapq.heappop(events)
         for simulated in fleet:
             simulated.area += simulated.in_flight * (end - now)
         now = end
-        working.__exit__(None, None, None)  # type: ignore[attr-defined]
+        router.end(choice, work)
         replica.in_flight -= 1
         rollout.turns -= 1
         following = rollout if rollout.turns else next(waiting, None)
         if following is not None:
             send(following)
     assert all(abs(simulated.outstanding) < 1e-6 for simulated in fleet)
-    work = [simulated.work for simulated in fleet]
+    computed = [simulated.work for simulated in fleet]
     area = [simulated.area for simulated in fleet]
     return Result(
         affinity=hits / sent,
         possible=possible / sent,
         spills=spills / sent,
-        served_ratio=max(work) * replicas / sum(work),
+        served_ratio=max(computed) * replicas / sum(computed),
         load_ratio=max(area) * replicas / sum(area),
         decision_us=spent / sent * 1e6,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bucket_lora_proxy.admission import RETRY_AFTER_S, Admission
 from bucket_lora_proxy.config import ProxyConfig
-from bucket_lora_proxy.disconnect import CancelOnDisconnect
+from bucket_lora_proxy.disconnect import CLIENT_CONNECTION, CancelOnDisconnect
 from bucket_lora_proxy.errors import (
     AnswerTooLarge,
     ApiError,
@@ -32,7 +32,7 @@ from bucket_lora_proxy.headers import for_client, for_upstream
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.prefix import Hasher, Prompt
 from bucket_lora_proxy.replicas import Replica
-from bucket_lora_proxy.request_body import read_envelope, receive_body
+from bucket_lora_proxy.request_body import read_fields, receive_body
 from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.upstream import Response
 from bucket_lora_proxy.watcher import Watcher
@@ -98,22 +98,24 @@ class Forwarder:
             raise ApiError(505, ErrorType.BAD_REQUEST, "generations need HTTP/1.1")
         headers: Headers = scope["headers"]
         body = await receive_body(
-            receive, headers, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s
+            receive,
+            headers,
+            max_bytes=config.max_body_bytes,
+            timeout_s=config.body_timeout_s,
+            connection=scope.get(CLIENT_CONNECTION),
         )
         begun = time.perf_counter()
-        envelope = read_envelope(body)
+        fields = read_fields(body)
         job = Job(
             target=scope["path"].encode(),
             headers=for_upstream(headers),
             body=body,
-            model=envelope.model,
-            prompt=self._hasher.prompt(
-                envelope.model, envelope.content(), envelope.decode_tokens()
-            ),
+            model=fields.model,
+            prompt=self._hasher.prompt(*fields),
             send=send,
         )
         try:
-            async with CancelOnDisconnect(receive):
+            async with CancelOnDisconnect(receive, scope):
                 status = await self._serve(job)
         except ClientGone:
             self._metrics.disconnects.inc()
@@ -139,9 +141,9 @@ class Forwarder:
             self._metrics.routed(choice.outcome, job.prompt.tokens, choice.matched_tokens)
             replica.in_flight += 1
             replica.breaker.begin()
+            work = self._router.begin(choice, job.prompt)
             try:
-                with self._router.working(choice, job.prompt):
-                    status = await self._attempt(job, replica, last=last)
+                status = await self._attempt(job, replica, last=last)
             except UpstreamError as error:
                 fault = error
                 self._note(replica, error)
@@ -154,6 +156,7 @@ class Forwarder:
                 if status is not None:
                     return status
             finally:
+                self._router.end(choice, work)
                 replica.in_flight -= 1
                 replica.breaker.forget()
         raise self._gave_up(job, tried, fault)

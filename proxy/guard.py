@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with limits on the head of a request.
+"""uvicorn's HTTP protocol, with limits on the head of a request, and word of a client that leaves.
 
 uvicorn bounds neither the size of a head nor the time it may take, so one slow or endless client
 could hold a connection, and memory, for ever. Builds on ``HttpToolsProtocol``'s callbacks (uvicorn
@@ -8,7 +8,10 @@ could hold a connection, and memory, for ever. Builds on ``HttpToolsProtocol``'s
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import cast
 
+from bucket_lora_proxy.disconnect import CLIENT_CONNECTION
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -19,12 +22,20 @@ HEAD_TIMEOUT_S = 20.0
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Closes connections whose request head is too large or too slow; drops trailer fields."""
+    """Closes connections whose request head is too large or too slow; drops trailer fields.
+
+    It is the ``ClientConnection`` of its requests.
+    """
 
     head_timeout_s = HEAD_TIMEOUT_S
     _in_head = True
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
+    on_lost: Callable[[], None] | None = None
+
+    @property
+    def body_is_complete(self) -> bool:
+        return not self.cycle.more_body and not self.pipeline
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,6 +44,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -50,6 +63,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._disarm()
+        cast(dict[str, object], self.scope)[CLIENT_CONNECTION] = self
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

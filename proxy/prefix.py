@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import xxhash
+from bucket_lora_proxy.request_body import read_content
 from pydantic_core import to_json
 
 BLOCK_TOKENS = 16
@@ -44,32 +45,33 @@ class Hasher:
     """Turns prompts into chains; remembers the last ones, because a group repeats its prompt."""
 
     def __init__(self) -> None:
-        self._memo: dict[int, tuple[int, ...]] = {}
+        self._memo: dict[int, tuple[int, tuple[tuple[int, ...], ...]]] = {}
 
-    def prompt(self, name: str | None, content: object, decode_tokens: int) -> Prompt:
+    def prompt(self, name: str | None, content_json: bytes, decode_tokens: int) -> Prompt:
         """Describe a request.
 
         Args:
             name: the model it names.
-            content: its ``prompt`` (token ids, text, or a list of either), or a list of chat
-                messages. Anything else has no chain, and is left to the replica to refuse.
+            content_json: its ``prompt`` (token ids, text, or a list of either), or a list of chat
+                messages, as JSON: a prompt that is remembered is not even parsed. Anything else
+                has no chain, and is left to the replica to refuse.
             decode_tokens: tokens it may produce.
-        """
-        seed = xxhash.xxh3_64_intdigest((name or "").encode())
-        pieces = _pieces(content)
-        chains = tuple(self._chain(seed, piece[:MAX_HASHED_BYTES]) for piece in pieces)
-        tokens = sum(len(piece) for piece in pieces) // 4
-        return Prompt(name or "", tokens, decode_tokens, chains)
 
-    def _chain(self, seed: int, data: bytes) -> tuple[int, ...]:
-        key = xxhash.xxh3_64_intdigest(data, seed)
-        chain = self._memo.get(key)
-        if chain is None:
-            chain = chain_of(seed, data)
+        Raises:
+            ApiError: 400, it is not JSON.
+        """
+        name = name or ""
+        seed = xxhash.xxh3_64_intdigest(name.encode())
+        key = xxhash.xxh3_64_intdigest(content_json, seed)
+        known = self._memo.get(key)
+        if known is None:
+            pieces = _pieces(read_content(content_json))
+            chains = tuple(chain_of(seed, piece[:MAX_HASHED_BYTES]) for piece in pieces)
+            known = sum(len(piece) for piece in pieces) // 4, chains
             if len(self._memo) >= MAX_MEMO:
                 del self._memo[next(iter(self._memo))]
-            self._memo[key] = chain
-        return chain
+            self._memo[key] = known
+        return Prompt(name, known[0], decode_tokens, known[1])
 
 
 def chain_of(seed: int, data: bytes) -> tuple[int, ...]:

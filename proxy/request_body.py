@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
+from bucket_lora_proxy.disconnect import ClientConnection
 from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType, Headers
 from pydantic import BaseModel, ValidationError
-from starlette.types import Receive
+from pydantic_core import from_json, to_json
+from starlette.types import Message, Receive
 
 EXPECTED_DECODE_TOKENS = 512
 """What a completion is taken to need where its limit allows more: most end long before it."""
@@ -16,9 +19,8 @@ EXPECTED_DECODE_TOKENS = 512
 class Envelope(BaseModel):
     """What the proxy reads of a generation request; the body itself is forwarded byte for byte.
 
-    The whole document is parsed (by the parser behind pydantic, which builds objects for these
-    fields only), so a name inside a prompt can never pass for the model. Of a repeated key the
-    last one counts, as it does for the server behind.
+    The whole document is parsed, so a name inside a prompt can never pass for the model. Of a
+    repeated key the last one counts, as it does for the server behind.
     """
 
     model: str | None = None
@@ -34,8 +36,58 @@ class Envelope(BaseModel):
 
     def decode_tokens(self) -> int:
         """Tokens the request is expected to produce."""
-        limit = self.max_completion_tokens or self.max_tokens or EXPECTED_DECODE_TOKENS
-        return max(0, min(limit, EXPECTED_DECODE_TOKENS)) * max(1, self.n or 1)
+        return _decode_tokens(self.max_completion_tokens or self.max_tokens, self.n)
+
+
+class _Fields(msgspec.Struct):
+    """The same, but with the large fields left as the JSON they are."""
+
+    model: str | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    messages: msgspec.Raw = msgspec.Raw(b"null")
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+
+
+_FIELDS = msgspec.json.Decoder(_Fields)
+
+
+class RoutingFields(NamedTuple):
+    """The fields that routing depends on."""
+
+    model: str | None
+    content_json: bytes
+    """The prompt, or the chat messages, as JSON that is valid but for its strings' encoding."""
+    decode_tokens: int
+    """Tokens the request is expected to produce."""
+
+
+def read_fields(body: bytes) -> RoutingFields:
+    """Read a request body without building its prompt.
+
+    What the strict parser does not take (a NaN, a number in quotes) is left to the lenient one, so
+    that it decides what is refused.
+
+    Raises:
+        ApiError: as ``read_envelope``.
+    """
+    try:
+        fields = _FIELDS.decode(body)
+    except msgspec.DecodeError:
+        envelope = read_envelope(body)
+        content = to_json(envelope.content(), inf_nan_mode="constants")
+        return RoutingFields(envelope.model, content, envelope.decode_tokens())
+    content = bytes(fields.prompt)
+    if content == b"null":
+        content = bytes(fields.messages)
+    limit = fields.max_completion_tokens or fields.max_tokens
+    return RoutingFields(fields.model, content, _decode_tokens(limit, fields.n))
+
+
+def _decode_tokens(limit: int | None, completions: int | None) -> int:
+    expected = min(limit or EXPECTED_DECODE_TOKENS, EXPECTED_DECODE_TOKENS)
+    return max(0, expected) * max(1, completions or 1)
 
 
 def read_envelope(body: bytes) -> Envelope:
@@ -49,27 +101,66 @@ def read_envelope(body: bytes) -> Envelope:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
-        raise ApiError(
-            400,
-            ErrorType.BAD_REQUEST,
-            f"the request body is not a valid generation request: {where}: {first['msg']}",
-        ) from None
+        raise _invalid(f"{where}: {first['msg']}") from None
+
+
+def read_content(content_json: bytes) -> object:
+    """Build a prompt from its JSON.
+
+    Raises:
+        ApiError: 400, it is not JSON in UTF-8.
+    """
+    try:
+        return from_json(content_json)
+    except ValueError as error:
+        raise _invalid(str(error)) from None
+
+
+def _invalid(why: str) -> ApiError:
+    return ApiError(
+        400,
+        ErrorType.BAD_REQUEST,
+        f"the request body is not a valid generation request: {why}",
+    )
 
 
 async def receive_body(
-    receive: Receive, headers: Headers, *, max_bytes: int, timeout_s: float
+    receive: Receive,
+    headers: Headers,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    connection: ClientConnection | None = None,
 ) -> bytes:
     """Receive a whole request body.
 
+    Args:
+        receive: ASGI's.
+        headers: of the request.
+        max_bytes: largest body.
+        timeout_s: longest time until its end.
+        connection: spares the timer where the body is there already.
+
     Raises:
-        ApiError: 413 above ``max_bytes`` (told before the body is read where the client declares
-            it), 408 when it takes longer than ``timeout_s``.
+        ApiError: 501 for a transfer coding other than chunked, 413 above ``max_bytes`` (told before
+            the body is read where the client declares it), 408 when it takes longer than
+            ``timeout_s``.
         ClientGone: the client left before the end.
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
             raise _too_large(max_bytes)
-    message = await _next(receive, timeout_s)
+        if name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise ApiError(
+                501,
+                ErrorType.BAD_REQUEST,
+                f"transfer coding {value[:50].decode('latin-1')!r} is not supported; send the body "
+                "with a length, or chunked",
+            )
+    if connection is not None and connection.body_is_complete:
+        message = _not_gone(await receive())
+    else:
+        message = await _next(receive, timeout_s)
     body: bytes = message.get("body", b"")
     if not message.get("more_body", False) and len(body) <= max_bytes:
         return body
@@ -84,7 +175,7 @@ async def receive_body(
     return b"".join(parts)
 
 
-async def _next(receive: Receive, timeout_s: float) -> dict[str, bytes]:
+async def _next(receive: Receive, timeout_s: float) -> Message:
     try:
         async with asyncio.timeout(timeout_s):
             message = await receive()
@@ -92,9 +183,13 @@ async def _next(receive: Receive, timeout_s: float) -> dict[str, bytes]:
         raise ApiError(
             408, ErrorType.BODY_TIMEOUT, "the request body did not arrive in time"
         ) from None
+    return _not_gone(message)
+
+
+def _not_gone(message: Message) -> Message:
     if message["type"] == "http.disconnect":
         raise ClientGone
-    return dict(message)
+    return message
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -103,11 +102,11 @@ class Router:
         factor = most / total if total > most else 1.0
         return [work + factor * recent for work, recent in zip(outstanding, placed, strict=True)]
 
-    @contextmanager
-    def working(self, choice: Choice[R], prompt: Prompt) -> Iterator[None]:
-        """While the block runs the replica works on the request; it holds the prompt from then on.
+    def begin(self, choice: Choice[R], prompt: Prompt) -> float:
+        """The replica works on the request from now on; it holds the prompt from then on.
 
-        Guarantees: what is added to ``outstanding`` is taken off again on every way out.
+        Returns:
+            What was added to ``outstanding``: take it off with ``end`` on every way out.
         """
         replica = choice.replica
         work = prompt.tokens - choice.matched_tokens + prompt.decode_tokens
@@ -117,7 +116,9 @@ class Router:
             self._placed[replica.slot] += RECENT_WEIGHT * work
         replica.outstanding += work
         self.index.add(replica.slot, prompt)
-        try:
-            yield
-        finally:
-            replica.outstanding -= work
+        return work
+
+    @staticmethod
+    def end(choice: Choice[R], work: float) -> None:
+        """The replica has answered, or failed."""
+        choice.replica.outstanding -= work

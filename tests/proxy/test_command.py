@@ -79,4 +79,4 @@ async def test_a_port_in_use_ends_with_an_error(harness: Harness) -> None:
     )
     _, stderr = await process.communicate()
     assert process.returncode not in (0, None)
-    assert b"address already in use" in stderr
+    assert b"Address already in use" in stderr

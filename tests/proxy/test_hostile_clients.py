@@ -77,6 +77,15 @@ async def test_a_request_inside_a_request_never_reaches_a_replica(
     assert {seen.target for seen in replica.pushed} == set()
 
 
+async def test_a_coding_that_would_be_lost_on_the_way_is_refused(harness: Harness) -> None:
+    replica = await harness.replica()
+    proxy = await harness.proxy(replica, tokens=(TOKEN,))
+    chunks = b"11\r\n" + JSON + b"\r\n0\r\n\r\n"
+    got = await raw(proxy, post(b"transfer-encoding: gzip, chunked", body=chunks), timeout_s=0.2)
+    assert statuses(got) == [501]
+    assert replica.generations == []
+
+
 async def test_a_pipelined_second_request_needs_its_own_token(harness: Harness) -> None:
     replica = await harness.replica()
     proxy = await harness.proxy(replica, tokens=(TOKEN,))

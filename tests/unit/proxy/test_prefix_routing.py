@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from bucket_lora_proxy.prefix import MAX_MEMO, Hasher, Prompt
+from bucket_lora_proxy.prefix import MAX_HASHED_BYTES, MAX_MEMO, Hasher, Prompt
 from bucket_lora_proxy.prefix_index import DEFAULT_BLOCKS, MAX_BLOCKS, PrefixIndex
 from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.routing import choose
@@ -18,7 +19,13 @@ IDS = list(range(1000, 1100))
 
 
 def prompt(content: object, name: str | None = "run-v1", decode: int = 100) -> Prompt:
-    return Hasher().prompt(name, content, decode)
+    return described_by(Hasher(), content, name, decode)
+
+
+def described_by(
+    hasher: Hasher, content: object, name: str | None = "run-v1", decode: int = 100
+) -> Prompt:
+    return hasher.prompt(name, json.dumps(content).encode(), decode)
 
 
 # --- chains ---
@@ -72,13 +79,17 @@ def test_what_is_no_prompt_has_no_blocks(content: object) -> None:
     assert not any(prompt(content).chains)
 
 
+def test_of_a_huge_prompt_only_the_beginning_is_hashed() -> None:
+    described = prompt([7] * (MAX_HASHED_BYTES // 4 + 16_000))
+    assert described.tokens == MAX_HASHED_BYTES // 4 + 16_000
+    assert len(described.chains[0]) == MAX_HASHED_BYTES // 64
+
+
 def test_the_memo_changes_nothing_and_is_bounded() -> None:
     hasher = Hasher()
     for seed in range(MAX_MEMO + 50):
-        hasher.prompt("run-v1", [seed] * 16, 1)
-    assert (
-        hasher.prompt("run-v1", IDS, 1) == hasher.prompt("run-v1", IDS, 1) == prompt(IDS, decode=1)
-    )
+        described_by(hasher, [seed] * 16)
+    assert described_by(hasher, IDS) == described_by(hasher, IDS) == prompt(IDS)
     assert len(hasher._memo) <= MAX_MEMO
 
 
@@ -263,8 +274,9 @@ def test_a_group_goes_to_one_replica_and_groups_are_spread() -> None:
             choice = router.pick(fleet, described)
             assert choice is not None
             assert choice.outcome == ("hit" if number else "new")
-            with router.working(choice, described):
-                chosen.append((group, choice.replica.slot))
+            work = router.begin(choice, described)
+            chosen.append((group, choice.replica.slot))
+            router.end(choice, work)
     assert len(set(chosen)) == 8
     assert sorted(slot for _, slot in set(chosen)) == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -274,8 +286,7 @@ def test_a_slot_is_used_again_and_nothing_of_its_last_replica_is_left() -> None:
     first, second = Bare(router.take_slot()), Bare(router.take_slot())
     choice = router.pick([first], prompt(IDS))
     assert choice is not None
-    with router.working(choice, prompt(IDS)):
-        pass
+    router.end(choice, router.begin(choice, prompt(IDS)))
     router.free_slot(first.slot)
     third, fourth = Bare(router.take_slot()), Bare(router.take_slot())
     assert (third.slot, second.slot, fourth.slot) == (first.slot, 1, 2)
@@ -285,20 +296,16 @@ def test_a_slot_is_used_again_and_nothing_of_its_last_replica_is_left() -> None:
     assert router.index.blocks(third.slot) == 0
 
 
-def test_outstanding_work_is_taken_off_on_every_way_out() -> None:
+def test_outstanding_work_is_what_is_not_cached_and_may_be_decoded() -> None:
     router, replica = Router(1), Bare(0)
-    choice = router.pick([replica], prompt(IDS))
-    assert choice is not None
-    seen = []
-
-    def work_that_fails() -> None:
-        with router.working(choice, prompt(IDS)):
-            seen.append(replica.outstanding)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        work_that_fails()
-    assert seen == [200]
+    outstanding = []
+    for _ in range(2):
+        choice = router.pick([replica], prompt(IDS))
+        assert choice is not None
+        work = router.begin(choice, prompt(IDS))
+        outstanding.append(replica.outstanding)
+        router.end(choice, work)
+    assert outstanding == [200, 104]  # six of its blocks are cached the second time
     assert replica.outstanding == 0
 
 
@@ -306,7 +313,8 @@ def test_a_decision_about_2048_tokens_among_16_replicas_takes_at_most_100_us() -
     router, hasher, fleet = Router(16), Hasher(), [Bare(slot) for slot in range(16)]
     rng = random.Random(1)
     template = [rng.randrange(32_000) for _ in range(23)]
-    contents = [template + [rng.randrange(32_000) for _ in range(2025)] for _ in range(24)]
+    prompts = [template + [rng.randrange(32_000) for _ in range(2025)] for _ in range(24)]
+    contents = [json.dumps(ids).encode() for ids in prompts]
     took = []
     for content in contents:
         for _ in range(8):
@@ -314,8 +322,8 @@ def test_a_decision_about_2048_tokens_among_16_replicas_takes_at_most_100_us() -
             described = hasher.prompt("run-v1", content, 300)
             choice = router.pick(fleet, described)
             assert choice is not None
-            with router.working(choice, described):
-                took.append(time.perf_counter() - begun)
+            router.end(choice, router.begin(choice, described))
+            took.append(time.perf_counter() - begun)
     took.sort()
     # The median of a group's requests. A prompt's first request hashes it: 1 of 8.
     assert took[len(took) // 2] < 100e-6, [f"{seconds * 1e6:.0f}" for seconds in took[::16]]

@@ -7,9 +7,11 @@ from bucket_lora_proxy.auth import Doorkeeper
 from bucket_lora_proxy.endpoints import common_models
 from bucket_lora_proxy.errors import ApiError, ErrorType
 from bucket_lora_proxy.headers import for_client, for_upstream
-from bucket_lora_proxy.request_body import read_envelope
+from bucket_lora_proxy.request_body import read_content, read_envelope, read_fields
 from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import parse_models
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adapter_bucket.ready_policy import ALL, ANY, ReadyPolicy
 from adapter_bucket.ready_views import on_fleet, on_replica
@@ -159,7 +161,7 @@ def test_an_origin_keeps_prefix_port_and_authority() -> None:
     ],
 )
 def test_the_model_is_read_from_the_top_level_only(body: bytes, model: str | None) -> None:
-    assert read_envelope(body).model == model
+    assert read_fields(body).model == read_envelope(body).model == model
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,43 @@ def test_the_model_is_read_from_the_top_level_only(body: bytes, model: str | Non
     ],
 )
 def test_expected_decode_tokens_are_bounded(fields: dict[str, int], tokens: int) -> None:
-    assert read_envelope(json.dumps(fields).encode()).decode_tokens() == tokens
+    body = json.dumps(fields).encode()
+    assert read_fields(body).decode_tokens == read_envelope(body).decode_tokens() == tokens
+
+
+NAMES = st.sampled_from(["model", "prompt", "messages", "max_tokens", "n", "stop", "Model"])
+VALUES = st.recursive(
+    st.none() | st.integers(-5, 5) | st.text(max_size=3) | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(st.lists(st.tuples(NAMES, st.booleans(), VALUES), max_size=6))
+def test_the_quick_parser_reads_what_the_lenient_one_does(
+    members: list[tuple[str, bool, object]],
+) -> None:
+    """Repeated and escaped names, NaN, wrong types: both read the same, or both refuse."""
+    written = []
+    for name, escaped, value in members:
+        key = "".join(f"\\u{ord(letter):04x}" for letter in name) if escaped else name
+        written.append(f'"{key}": {json.dumps(value)}')
+    body = ("{" + ", ".join(written) + "}").encode()
+    try:
+        envelope = read_envelope(body)
+    except ApiError:
+        with pytest.raises(ApiError):
+            read_fields(body)
+        return
+    fields = read_fields(body)
+    assert (fields.model, fields.decode_tokens) == (envelope.model, envelope.decode_tokens())
+    assert repr(read_content(fields.content_json)) == repr(envelope.content())
+
+
+@pytest.mark.parametrize("content", [b'"\xff"', b'["\\ud800"]'])
+def test_a_prompt_that_is_no_text_is_refused_when_it_is_built(content: bytes) -> None:
+    with pytest.raises(ApiError, match="not a valid generation request"):
+        read_content(content)
 
 
 def test_one_authorization_field_with_a_known_token_opens_the_door() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from bucket_lora_proxy.errors import ApiError, ErrorType
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
@@ -63,9 +65,13 @@ class Admission:
             self._hoped_for(model)
             return bool(self._fleet.serving(model))
 
+        begun = asyncio.get_running_loop().time()
         async with self._watcher.awaiting(name):
-            if not await self._fleet.changed_until(settled, self._wait_s):
-                raise self._not_ready(name)
+            try:
+                if not await self._fleet.changed_until(settled, self._wait_s):
+                    raise self._not_ready(name)
+            finally:
+                self._metrics.adapter_wait.observe(asyncio.get_running_loop().time() - begun)
         return self._fleet.serving(model)
 
     def _hoped_for(self, model: str | None) -> str:

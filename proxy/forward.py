@@ -139,8 +139,7 @@ class Forwarder:
             others = any(candidate not in tried for candidate in candidates)
             last = not others or len(tried) == self._config.max_attempts
             self._metrics.routed(choice.outcome, job.prompt.tokens, choice.matched_tokens)
-            replica.in_flight += 1
-            replica.breaker.begin()
+            replica.begin(job.model)
             work = self._router.begin(choice, job.prompt)
             try:
                 status = await self._attempt(job, replica, last=last)
@@ -157,13 +156,13 @@ class Forwarder:
                     return status
             finally:
                 self._router.end(choice, work)
-                replica.in_flight -= 1
-                replica.breaker.forget()
+                replica.end(job.model)
         raise self._gave_up(job, tried, fault)
 
     async def _attempt(self, job: Job, replica: Replica, *, last: bool) -> str | None:
         """Ask one replica. Returns the status delivered, or ``None`` if another should be asked."""
         self._metrics.attempts.labels(replica.url).inc()
+        begun = time.perf_counter()
         response = await replica.data.request(
             b"POST",
             job.target,
@@ -171,6 +170,7 @@ class Forwarder:
             headers=job.headers,
             body=job.body,
         )
+        headed = time.perf_counter()
         with response:
             status = response.status
             if status >= 500:
@@ -187,6 +187,8 @@ class Forwarder:
                 await self._whole(job, response)
             if status == 200:
                 replica.breaker.succeed()
+                self._metrics.first_byte.observe(headed - begun)
+                self._metrics.answer.observe(time.perf_counter() - headed)
             return str(status)
 
     async def _lacks_adapter(self, job: Job, replica: Replica, response: Response) -> bool:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from bucket_lora_proxy.fleet import Fleet
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from bucket_lora_proxy.replicas import Source
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -20,11 +28,32 @@ class _FleetState(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Read the fleet."""
+        members = GaugeMetricFamily(
+            "bucket_lora_proxy_members",
+            "Replicas in the fleet, by how they came to be in it and whether they are up",
+            labels=["source", "state"],
+        )
+        counts = {(source, state): 0 for source in Source for state in ("up", "down")}
+        for replica in self._fleet.replicas:
+            counts[replica.source, "up" if replica.up else "down"] += 1
+        for (source, state), count in counts.items():
+            members.add_metric([source, state], count)
+        yield members
         up = GaugeMetricFamily(
             "bucket_lora_proxy_replica_up", "1 for a replica in rotation", labels=["replica"]
         )
         flying = GaugeMetricFamily(
             "bucket_lora_proxy_in_flight", "Generations a replica is working on", labels=["replica"]
+        )
+        by_model = GaugeMetricFamily(
+            "bucket_lora_proxy_in_flight_by_model",
+            "Generations a replica is working on, by the version (or base model) they name",
+            labels=["replica", "model"],
+        )
+        outstanding = GaugeMetricFamily(
+            "bucket_lora_proxy_outstanding_tokens",
+            "Tokens a replica still has to compute for them, as the router counts",
+            labels=["replica"],
         )
         ready = GaugeMetricFamily(
             "bucket_lora_proxy_adapters_ready", "Adapters ready on a replica", labels=["replica"]
@@ -39,7 +68,10 @@ class _FleetState(Collector):
             up.add_metric([replica.url], float(replica.in_rotation))
             flying.add_metric([replica.url], replica.in_flight)
             ready.add_metric([replica.url], len(replica.ready))
-        yield from (up, flying, ready, tripped)
+            outstanding.add_metric([replica.url], replica.outstanding)
+            for model, count in replica.by_model.items():
+                by_model.add_metric([replica.url, model], count)
+        yield from (up, flying, by_model, outstanding, ready, tripped)
 
 
 class Metrics:
@@ -102,11 +134,29 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.phases = Histogram(
+            f"{prefix}phase_seconds",
+            "Parts of that time: adapter_wait (of those that had to wait), first_byte (until the "
+            "head of a replica's answer, 200 only), answer (from there to its end)",
+            ["phase"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.adapter_wait = self.phases.labels("adapter_wait")
+        self.first_byte = self.phases.labels("first_byte")
+        self.answer = self.phases.labels("answer")
+        ProcessCollector(registry=self.registry)  # memory, CPU time, open files
+
     def routed(self, outcome: str, prompt_tokens: int, matched_tokens: int) -> None:
         """Count one decision."""
         self.outcomes.labels(outcome).inc()
         self.prompt_tokens.inc(prompt_tokens)
         self.matched_tokens.inc(matched_tokens)
+
+    def forget(self, replica: str) -> None:
+        """Drop the counters of a replica that left: spot replicas never come back as they were."""
+        with suppress(KeyError):
+            self.attempts.remove(replica)
 
     @staticmethod
     def total(counter: Counter) -> float:

@@ -95,6 +95,8 @@ class Replica:
         self.cached_tokens: Callable[[], int] = lambda: 0
         """Prompt tokens that the router takes it to hold."""
         self.in_flight = 0
+        self.by_model: dict[str, int] = {}
+        """The same by model; only those that are not 0."""
         self.outstanding = 0.0
         """Tokens it still has to compute for the generations it was given."""
         self.faults = 0
@@ -119,6 +121,24 @@ class Replica:
         if not self.up:
             return self.reason
         return self.held or ("it is being drained" if self.draining else "")
+
+    def begin(self, model: str | None) -> None:
+        """It is given a generation."""
+        name = model or ""
+        self.in_flight += 1
+        self.by_model[name] = self.by_model.get(name, 0) + 1
+        self.breaker.begin()
+
+    def end(self, model: str | None) -> None:
+        """That generation is over, one way or another."""
+        name = model or ""
+        self.in_flight -= 1
+        left = self.by_model[name] - 1
+        if left:
+            self.by_model[name] = left
+        else:
+            del self.by_model[name]
+        self.breaker.forget()
 
     def serves(self, model: str | None) -> bool:
         """Whether a generation for this model may be sent here now."""

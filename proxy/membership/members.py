@@ -163,6 +163,7 @@ class Membership:
         self._watcher.forget(replica, reason)
         self._router.free_slot(replica.slot)
         self._metrics.membership.labels("leave").inc()
+        self._metrics.forget(replica.url)
         log.info("replica %s is no member any more: %s", replica.url, reason)
         self._fleet.notify()
 

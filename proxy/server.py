@@ -83,11 +83,13 @@ class Server(uvicorn.Server):
                 host, port = listening.getsockname()[:2]
                 scheme = "https" if self._proxy.serves_tls else "http"
                 shown = f"[{host}]" if ":" in host else host
+                bucket = self._proxy.bucket
                 log.info(
-                    "ready on %s://%s:%d, %d replicas, %s",
+                    "ready on %s://%s:%d, %d replicas%s, %s",
                     scheme,
                     shown,
                     port,
                     len(self._proxy.replicas),
+                    f" and those in {bucket}" if bucket else "",
                     f"{len(self._proxy.tokens)} tokens" if self._proxy.tokens else "no token",
                 )

@@ -1,12 +1,15 @@
-"""Two replacements that let TRL 1.16's ``AsyncGRPOTrainer`` train on a CPU.
+"""Two replacements that let TRL's ``AsyncGRPOTrainer`` train on a CPU.
 
 For the demo and the tests only; on a CUDA machine nothing is replaced. TRL asks for a CUDA device
-name and for the FlashAttention-3 kernel from the Hub; both can go when TRL gains a CPU path. The
-attention here computes the same function, segment by segment.
+name and for the FlashAttention-3 kernel from the Hub; both can go when TRL gains a CPU path. From
+TRL 1.16 on, its packed attention calls that kernel: the one here computes the same function,
+segment by segment. Before, it was an attention implementation of transformers: torch's own takes
+its place, which keeps packed sequences apart by their position ids.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +17,21 @@ from typing import Any
 def make_trl_run_on_cpu() -> None:
     """Install both replacements, unless CUDA is there. Idempotent."""
     import torch
-    from trl.experimental.async_grpo import async_grpo_trainer, packing
+    from trl.experimental.async_grpo import async_grpo_trainer
 
     if torch.cuda.is_available():
         return
-    packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=varlen_attention)
     async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
+    if find_spec("trl.experimental.async_grpo.packing") is not None:
+        from trl.experimental.async_grpo import packing
+
+        packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=varlen_attention)
+    else:
+        from trl.trainer.utils import create_model_from_path
+
+        async_grpo_trainer.create_model_from_path = lambda *args, **kwargs: create_model_from_path(
+            *args, **{**kwargs, "attn_implementation": "sdpa"}
+        )
 
 
 def varlen_attention(

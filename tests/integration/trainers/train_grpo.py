@@ -1,6 +1,6 @@
 """Trains a real ``GRPOTrainer`` on a CPU and writes down which version made which completions.
 
-``python -m tests.integration.trainers.train_grpo --help``; started by the test as a process of its own.
+``python -m tests.integration.trainers.train_grpo --help``.
 """
 
 from __future__ import annotations

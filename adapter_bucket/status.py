@@ -118,6 +118,8 @@ class ReplicaStatus(BaseModel):
     """Adapter slots of an engine."""
     max_lora_rank: int = Field(ge=1)
     vllm_version: str = ""
+    quantization: str = ""
+    """Quantization of the served base model, ``none`` without one; empty if not known."""
     logprobs_mode: str = ""
     """``--logprobs-mode`` of the server; a trainer that corrects by sampled logprobs wants
     ``processed_logprobs``."""

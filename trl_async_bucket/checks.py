@@ -69,6 +69,51 @@ def check_replicas(
             )
 
 
+def check_quantization(replicas: Mapping[str, ReplicaStatus], trained: str | None) -> None:
+    """Refuse replicas that serve the whole base model of an adapter trained on a quantised one.
+
+    Args:
+        replicas: Status by URL.
+        trained: Quantization method of the trained base model; ``None`` without one.
+
+    Raises:
+        ConfigError: names the replica and both ways out.
+    """
+    for url, replica in replicas.items():
+        if trained is not None and replica.quantization == "none":
+            raise ConfigError(
+                f"the base model is trained quantised ({trained}), and replica {url} serves it as "
+                "it is: the sampled policy would be another one than the trained. Start the "
+                "replica with the same --quantization, or train without quantization_config"
+            )
+
+
+def rounding_notes(
+    replicas: Mapping[str, ReplicaStatus], *, trained: str, published: str
+) -> list[str]:
+    """What differs in rounding only: no reason to stop, but to know of when ``ratio`` is off.
+
+    Args:
+        replicas: Status by URL.
+        trained: dtype of the trained base model, without ``torch.``.
+        published: dtype of the published adapters.
+    """
+    notes = []
+    for url, replica in replicas.items():
+        if replica.dtype != trained:
+            notes.append(
+                f"replica {url} serves in {replica.dtype}, the model is trained in {trained}: "
+                "logprobs of the two differ by rounding, and ratio scatters with them. "
+                f"--dtype {trained} there closes the gap"
+            )
+        if replica.dtype != published:
+            notes.append(
+                f"adapters are published as {published} (bucket_dtype) and replica {url} casts "
+                f"them to {replica.dtype} when it loads them"
+            )
+    return notes
+
+
 def serving_dtype(replicas: Mapping[str, ReplicaStatus]) -> str:
     """The dtype all replicas serve in.
 

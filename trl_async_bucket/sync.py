@@ -17,20 +17,16 @@ from typing import Any
 
 import torch
 
-from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
 from adapter_bucket.errors import ConfigError, FencedError
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import RunState
 from adapter_bucket.probe import Probe
 from adapter_bucket.publish import RunWriter
-from adapter_bucket.status import ReplicaStatus
-from adapter_bucket.store import Store
 from adapter_bucket.stores import open_store
 from trl_async_bucket.adapter_config import largest_rank, portable_config
-from trl_async_bucket.checks import check_adapter_config, check_replicas, serving_dtype
-from trl_async_bucket.heartbeat_readiness import HeartbeatReadiness
+from trl_async_bucket.checks import check_adapter_config
+from trl_async_bucket.fleet import TrainedModel, base_model_ref, connect
 from trl_async_bucket.publisher import Publisher, Snapshot, SyncRecord
-from trl_async_bucket.readiness import Readiness, ReplicaClient
 from trl_async_bucket.settings import SyncSettings
 from trl_async_bucket.snapshot import SnapshotBuffer, lora_parameters
 
@@ -80,37 +76,12 @@ class BucketSync:
         self._shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self._rank = largest_rank(parameters)
         self._store = open_store(settings.bucket_url)
-        self._dtype = settings.dtype
-        self.logprobs_mode = "unknown"
-        """``--logprobs-mode`` of the replicas; all of them, where they differ."""
-        self._readiness = self._connect(self._store)
-        if self._dtype == "auto":
-            self._dtype = str(model.dtype).removeprefix("torch.")
+        trained = TrainedModel.of(model, self._base_model, self._rank)
+        self._fleet = connect(settings, self._store, trained)
         self._writer: RunWriter | None = None
         self._publisher: Publisher | None = None
         self._taken_version = 0
         self._trained = False
-
-    def _connect(self, store: Store) -> Readiness | None:
-        """The way to learn what is ready; over HTTP, the replicas are checked at once."""
-        settings = self._settings
-        if settings.server_url is None:
-            return None
-        if settings.ready_via == "heartbeats":
-            return HeartbeatReadiness(store, settings.run_id, check=self._check)
-        client = ReplicaClient(settings.server_url)
-        replicas = client.replicas()
-        self._check(replicas)
-        modes = {replica.logprobs_mode or "unknown" for replica in replicas.values()}
-        self.logprobs_mode = ", ".join(sorted(modes))
-        if self._dtype == "auto":
-            self._dtype = serving_dtype(replicas)
-        return client
-
-    def _check(self, replicas: Mapping[str, ReplicaStatus]) -> None:
-        check_replicas(
-            replicas, base_model=self._base_model, rank=self._rank, window=self._settings.window
-        )
 
     @property
     def running(self) -> bool:
@@ -120,7 +91,12 @@ class BucketSync:
     @property
     def dtype(self) -> str:
         """dtype of the published adapters, without ``torch.``."""
-        return self._dtype
+        return self._fleet.dtype
+
+    @property
+    def logprobs_mode(self) -> str:
+        """``--logprobs-mode`` of the replicas."""
+        return self._fleet.logprobs_mode
 
     @property
     def next_version(self) -> int:
@@ -156,7 +132,7 @@ class BucketSync:
         settings = self._settings
         self._taken_version = 0
         # Before the claim: what can fail must not leave a run behind that is marked running.
-        dtype = getattr(torch, self._dtype)
+        dtype = getattr(torch, self._fleet.dtype)
         first, second = (
             SnapshotBuffer(self._shapes, dtype=dtype, pin_memory=torch.cuda.is_available())
             for _ in range(2)
@@ -176,7 +152,7 @@ class BucketSync:
             self._writer.manifest.writer.epoch,
             self._writer.next_version,
             len(self._shapes),
-            self._dtype,
+            self._fleet.dtype,
             first.nbytes,
         )
 
@@ -275,14 +251,14 @@ class BucketSync:
             weights=snapshot.buffer.data(),
             adapter_config=self._adapter_config,
             rank=self._rank,
-            dtype=self._dtype,
+            dtype=self._fleet.dtype,
             probe=snapshot.probe,
         )
 
     def _wait_ready(self, version: int, timeout_s: float, should_stop: Callable[[], bool]) -> bool:
-        if self._readiness is None or self._settings.ready.kind == "none":
+        if self._fleet.readiness is None or self._settings.ready.kind == "none":
             return not should_stop()
-        return self._readiness.wait_ready(
+        return self._fleet.readiness.wait_ready(
             adapter_name(self._settings.run_id, version),
             policy=self._settings.ready,
             timeout_s=timeout_s,
@@ -292,13 +268,3 @@ class BucketSync:
 
 def _has_effect(tensors: Mapping[str, torch.Tensor]) -> bool:
     return any(bool(tensor.any()) for name, tensor in tensors.items() if ".lora_B." in name)
-
-
-def base_model_ref(model: Any, override: str | None) -> BaseModelRef:
-    """Reference of the base model under a ``peft.PeftModel``."""
-    config = model.config
-    return BaseModelRef(
-        id=override or config._name_or_path or "unknown",
-        revision=getattr(config, "_commit_hash", None),
-        architecture=architecture_fingerprint(config.to_dict()),
-    )

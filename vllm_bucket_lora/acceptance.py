@@ -26,6 +26,7 @@ class Served:
     dtype: str
     vllm_version: str = ""
     logprobs_mode: str = ""
+    quantization: str = ""
 
 
 def run_fault(manifest: Manifest, served: Served) -> str | None:

@@ -179,6 +179,7 @@ def describe_server(vllm_config: Any, base_model: str) -> Served:
         dtype=str(model.dtype).removeprefix("torch."),
         vllm_version=vllm.__version__,
         logprobs_mode=str(model.logprobs_mode),
+        quantization=str(model.quantization or "none"),
     )
 
 

@@ -85,6 +85,7 @@ def replica_status(server: ServerState, served: Served, replica_id: str) -> Repl
         max_lora_rank=served.max_lora_rank,
         vllm_version=served.vllm_version,
         logprobs_mode=served.logprobs_mode,
+        quantization=served.quantization,
         ready=[adapter_name(run_id, v) for run_id, run in runs.items() for v in run.ready],
         runs=runs,
         error=server.fault,

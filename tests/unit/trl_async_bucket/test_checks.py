@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from adapter_bucket.errors import ConfigError
+from adapter_bucket.status import ReplicaStatus
+from trl_async_bucket.checks import check_quantization, rounding_notes
+from trl_async_bucket.fleet import quantization_method
+
+
+def replica(**changes: Any) -> dict[str, ReplicaStatus]:
+    settings = {
+        "replica_id": "r1", "base_model": "m", "dtype": "bfloat16", "max_loras": 8,
+        "max_lora_rank": 8, **changes,
+    }  # fmt: skip
+    return {"http://r1": ReplicaStatus(**settings)}
+
+
+def test_an_adapter_of_a_quantised_base_is_not_served_on_the_whole_one() -> None:
+    with pytest.raises(ConfigError, match=r"bitsandbytes.*http://r1.*--quantization"):
+        check_quantization(replica(quantization="none"), "bitsandbytes")
+
+
+@pytest.mark.parametrize("served", ["bitsandbytes", ""])
+def test_the_same_quantization_or_an_unknown_one_is_accepted(served: str) -> None:
+    check_quantization(replica(quantization=served), "bitsandbytes")
+
+
+def test_a_whole_base_may_be_served_in_any_way() -> None:
+    check_quantization(replica(quantization="fp8"), None)
+
+
+def test_rounding_is_told_and_not_refused() -> None:
+    notes = rounding_notes(replica(), trained="float32", published="float16")
+    assert len(notes) == 2
+    assert "--dtype float32" in notes[0]
+    assert "casts them to bfloat16" in notes[1]
+    assert rounding_notes(replica(), trained="bfloat16", published="bfloat16") == []
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        (None, None),
+        ({"quant_method": "gptq"}, "gptq"),
+        (SimpleNamespace(quant_method=SimpleNamespace(value="bitsandbytes")), "bitsandbytes"),
+        ({}, "unknown"),
+    ],
+)
+def test_the_quantization_is_read_from_the_models_config(config: Any, method: str | None) -> None:
+    model = SimpleNamespace(config=SimpleNamespace(quantization_config=config))
+    assert quantization_method(model) == method

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bucket_lora_proxy.check import report
+from bucket_lora_proxy.check import bucket_report, report
 from bucket_lora_proxy.config_flags import build_parser
 from bucket_lora_proxy.config_sources import parse_config
 from bucket_lora_proxy.server import Server
@@ -20,14 +20,19 @@ GC_THRESHOLD = 20_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. Returns 2 for a wrong setting, 1 if the server can't start."""
+    """Run until SIGTERM or SIGINT.
+
+    Returns 2 for a wrong setting, 1 if the server can't start, or with ``--check`` if the bucket
+    can't be read.
+    """
     argv = sys.argv[1:] if argv is None else argv
     try:
         config = parse_config(argv, os.environ)
         text = report(config)  # also reads the certificates
         if build_parser().parse_args(argv).check:
-            print(text)
-            return 0
+            bucket, readable = bucket_report(config)
+            print("\n".join(filter(None, (text, bucket))))
+            return 0 if readable else 1
         logging.basicConfig(
             level=logging.INFO,
             stream=sys.stderr,

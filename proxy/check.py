@@ -9,9 +9,11 @@ from pathlib import Path
 
 from bucket_lora_proxy.certificates import replica_context
 from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.membership.heartbeats import HeartbeatFollower
 from cryptography import x509
 
 from adapter_bucket.errors import ConfigError
+from adapter_bucket.stores import open_store
 
 
 def report(config: ProxyConfig, *, now: datetime | None = None) -> str:
@@ -52,6 +54,30 @@ def report(config: ProxyConfig, *, now: datetime | None = None) -> str:
             ) from error
     replica_context(config)
     return "\n".join(lines)
+
+
+def bucket_report(config: ProxyConfig) -> tuple[str, bool]:
+    """What one look at the bucket comes to: which addresses it names, and which may be used.
+
+    Returns:
+        The text, and whether the bucket could be read.
+    """
+    if config.bucket is None:
+        return "", True
+    url = config.bucket
+    view = HeartbeatFollower(
+        lambda: open_store(url),
+        runs=config.bucket_runs,
+        rules=config.allow_replicas,
+        poll_s=config.bucket_poll_s,
+        deliver=lambda _: None,
+    ).look()
+    if view.fault is not None:
+        return f"bucket {url} cannot be read: {view.fault}", False
+    lines = [f"bucket {url}: {len(view.replicas)} addresses may be used"]
+    lines += [f"  {one} by {found.rule.pattern}" for one, found in view.replicas.items()]
+    lines += [f"  not used: {subject}: {reason}" for subject, reason in view.refused.items()]
+    return "\n".join(lines), True
 
 
 def _certificate(cert: Path, key: Path, now: datetime) -> str:

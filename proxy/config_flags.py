@@ -27,7 +27,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE", help="TOML file of settings named like the flags")
-    add("--check", action="store_true", help="check the settings, print them, and stop")
+    add(
+        "--check",
+        action="store_true",
+        help="check the settings, read the bucket once, print both, and stop",
+    )
     add("--replica", action="append", default=[], metavar="URL", help="base URL; repeatable")
     add("--bucket", metavar="URL", help="take in the replicas whose heartbeats this bucket holds")
     add(

@@ -14,6 +14,9 @@ from bucket_lora_proxy.config_flags import build_parser
 from bucket_lora_proxy.config_sources import NOT_SETTINGS, parse_config
 
 from adapter_bucket.errors import ConfigError
+from adapter_bucket.heartbeat import Heartbeat, write_heartbeat
+from adapter_bucket.status import ReplicaStatus
+from adapter_bucket.stores import open_store
 
 REPLICA = ["--replica", "http://127.0.0.1:9000"]
 TOKEN = "0123456789abcdef"
@@ -267,3 +270,26 @@ def test_check_prints_the_report_and_starts_nothing(capsys: pytest.CaptureFixtur
     assert main([*REPLICA, "--check"]) == 0
     assert "replicas = http://127.0.0.1:9000" in capsys.readouterr().out
     assert main(["--check"]) == 2
+
+
+def test_check_says_which_addresses_of_the_bucket_may_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store(f"file://{tmp_path}")
+    status = ReplicaStatus(
+        replica_id="r", base_model="m", dtype="bfloat16", max_loras=4, max_lora_rank=8
+    )
+    for replica_id, url in (("good", "http://10.0.0.1:8000"), ("bad", "http://evil.example")):
+        beat = Heartbeat(
+            replica_id=replica_id, url=url, sequence=1, interval_s=15, written_at=0, status=status
+        )
+        write_heartbeat(store, beat)
+    argv = ["--bucket", f"file://{tmp_path}", "--allow-replica", "http://10.0.0.0/8:8000"]
+    assert main([*argv, "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "1 addresses may be used" in out
+    assert "http://10.0.0.1:8000 by http://10.0.0.0/8:8000" in out
+    assert "not used: bad: 'http://evil.example': no --allow-replica pattern" in out
+    argv[1] = f"file://{tmp_path}/not/there"
+    assert main([*argv, "--check"]) == 1
+    assert "cannot be read" in capsys.readouterr().out

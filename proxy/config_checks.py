@@ -25,24 +25,7 @@ def check_config(config: ProxyConfig) -> None:
     for url in urls:
         if urls.count(url) > 1:
             raise ConfigError(f"replica {url} is given {urls.count(url)} times; give it once")
-    if (config.tls_cert is None) != (config.tls_key is None):
-        raise ConfigError("--tls-cert and --tls-key belong together; only one of them is given")
-    if (config.replica_cert is None) != (config.replica_key is None):
-        raise ConfigError("--replica-cert and --replica-key belong together; one is missing")
-    if config.dev_cert is not None and config.tls_cert is not None:
-        raise ConfigError("--dev-cert and --tls-cert exclude each other; keep one of them")
-    if config.client_ca is not None and not config.serves_tls:
-        raise ConfigError("--client-ca needs TLS: add --tls-cert and --tls-key, or --dev-cert")
-    for name, path in (
-        ("--tls-cert", config.tls_cert),
-        ("--tls-key", config.tls_key),
-        ("--client-ca", config.client_ca),
-        ("--replica-ca", config.replica_ca),
-        ("--replica-cert", config.replica_cert),
-        ("--replica-key", config.replica_key),
-    ):
-        if path is not None and not path.is_file():
-            raise ConfigError(f"{name} {path} is not a readable file")
+    _check_tls(config)
     for name in (
         "poll_s",
         "bucket_poll_s",
@@ -70,6 +53,27 @@ def check_config(config: ProxyConfig) -> None:
             f"{len(urls)} replicas are given; --max-replicas allows {config.max_replicas}"
         )
     _check_bind(config)
+
+
+def _check_tls(config: ProxyConfig) -> None:
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together; only one of them is given")
+    if (config.replica_cert is None) != (config.replica_key is None):
+        raise ConfigError("--replica-cert and --replica-key belong together; one is missing")
+    if config.dev_cert is not None and config.tls_cert is not None:
+        raise ConfigError("--dev-cert and --tls-cert exclude each other; keep one of them")
+    if config.client_ca is not None and not config.serves_tls:
+        raise ConfigError("--client-ca needs TLS: add --tls-cert and --tls-key, or --dev-cert")
+    for name, path in (
+        ("--tls-cert", config.tls_cert),
+        ("--tls-key", config.tls_key),
+        ("--client-ca", config.client_ca),
+        ("--replica-ca", config.replica_ca),
+        ("--replica-cert", config.replica_cert),
+        ("--replica-key", config.replica_key),
+    ):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{name} {path} is not a readable file")
 
 
 def _check_bucket(config: ProxyConfig) -> None:

@@ -19,6 +19,8 @@ from prometheus_client.registry import Collector
 
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
+_PREFIX = "bucket_lora_proxy_"
+
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 
@@ -80,72 +82,53 @@ class Metrics:
     def __init__(self, fleet: Fleet) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_FleetState(fleet))
-        prefix = "bucket_lora_proxy_"
-        self.requests = Counter(
-            f"{prefix}requests", "Generations by final status", ["status"], registry=self.registry
-        )
-        self.attempts = Counter(
-            f"{prefix}replica_requests",
-            "Generations sent, by replica",
-            ["replica"],
-            registry=self.registry,
-        )
-        self.retries = Counter(
-            f"{prefix}retries",
+        ProcessCollector(registry=self.registry)  # memory, CPU time, open files
+        count = self._counter
+        self.requests = count("requests", "Generations by final status", "status")
+        self.attempts = count("replica_requests", "Generations sent, by replica", "replica")
+        self.retries = count(
+            "retries",
             "Generations sent to a further replica, by what was wrong with the one before",
-            ["cause"],
-            registry=self.registry,
+            "cause",
         )
-        self.outcomes = Counter(
-            f"{prefix}routed",
+        self.outcomes = count(
+            "routed",
             "Routing decisions: hit (the replica holds at least half of the prompt), spill "
             "(another one does, but is overloaded), new (none does)",
-            ["outcome"],
-            registry=self.registry,
+            "outcome",
         )
-        self.prompt_tokens = Counter(
-            f"{prefix}prompt_tokens", "Prompt tokens sent", registry=self.registry
-        )
-        self.matched_tokens = Counter(
-            f"{prefix}matched_prompt_tokens",
+        self.prompt_tokens = count("prompt_tokens", "Prompt tokens sent")
+        self.matched_tokens = count(
+            "matched_prompt_tokens",
             "Prompt tokens that the replica is taken to have in its prefix cache",
-            registry=self.registry,
         )
-        self.disconnects = Counter(
-            f"{prefix}client_disconnects",
-            "Generations cancelled because the client left",
-            registry=self.registry,
+        self.disconnects = count(
+            "client_disconnects", "Generations cancelled because the client left"
         )
-        self.waited = Counter(
-            f"{prefix}adapter_waits",
-            "Generations that had to wait for their adapter",
-            registry=self.registry,
-        )
-        self.membership = Counter(
-            f"{prefix}membership_changes",
+        self.waited = count("adapter_waits", "Generations that had to wait for their adapter")
+        self.membership = count(
+            "membership_changes",
             "Replicas that joined or left the fleet while the proxy ran",
-            ["change"],
-            registry=self.registry,
+            "change",
         )
-        self.seconds = Histogram(
-            f"{prefix}request_seconds",
-            "Time from a complete request to a complete answer",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.seconds = self._histogram(
+            "request_seconds", "Time from a complete request to a complete answer"
         )
-
-        self.phases = Histogram(
-            f"{prefix}phase_seconds",
+        phases = self._histogram(
+            "phase_seconds",
             "Parts of that time: adapter_wait (of those that had to wait), first_byte (until the "
             "head of a replica's answer, 200 only), answer (from there to its end)",
-            ["phase"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            "phase",
         )
-        self.adapter_wait = self.phases.labels("adapter_wait")
-        self.first_byte = self.phases.labels("first_byte")
-        self.answer = self.phases.labels("answer")
-        ProcessCollector(registry=self.registry)  # memory, CPU time, open files
+        self.adapter_wait = phases.labels("adapter_wait")
+        self.first_byte = phases.labels("first_byte")
+        self.answer = phases.labels("answer")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{_PREFIX}{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"{_PREFIX}{name}", text, labels, buckets=_SECONDS, registry=self.registry)
 
     def routed(self, outcome: str, prompt_tokens: int, matched_tokens: int) -> None:
         """Count one decision."""

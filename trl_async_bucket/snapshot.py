@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import safetensors.torch
@@ -64,6 +65,24 @@ def lora_parameters(model: Any, adapter: str) -> dict[str, torch.nn.Parameter]:
     return dict(sorted(found.items()))
 
 
+def full_shape(parameter: Any) -> torch.Size:
+    """Shape of the whole tensor, also where this rank holds a part of it (FSDP2) or none (ZeRO-3).
+
+    DeepSpeed ZeRO-3 leaves a parameter of 0 elements behind and keeps its shape in ``ds_shape``.
+    """
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A whole tensor in parts, in order along one dimension."""
+
+    parts: Sequence[torch.Tensor]
+    dim: int | None
+    """Dimension along which the parts follow each other; ``None`` if they are of the flattened
+    tensor."""
+
+
 class SnapshotBuffer:
     """The bytes of one adapter file, filled again and again.
 
@@ -74,6 +93,11 @@ class SnapshotBuffer:
     def __init__(
         self, shapes: Mapping[str, Sequence[int]], *, dtype: torch.dtype, pin_memory: bool
     ) -> None:
+        if empty := [name for name, shape in shapes.items() if 0 in shape]:
+            raise ConfigError(
+                f"{empty[0]} has shape {tuple(shapes[empty[0]])}: nothing to publish. Under "
+                "DeepSpeed ZeRO-3 take shapes from full_shape(), not from the parameter"
+            )
         template = safetensors.torch.save(
             {name: torch.zeros(*shape, dtype=dtype) for name, shape in shapes.items()},
             metadata={"format": "pt"},
@@ -85,7 +109,8 @@ class SnapshotBuffer:
         self._offsets = offsets
         self._shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
         self._flat: torch.Tensor | None = None
-        self._views: list[torch.Tensor] = []
+        self._layout: tuple[Any, ...] = ()
+        self._targets: list[torch.Tensor] = []
 
     @property
     def nbytes(self) -> int:
@@ -96,39 +121,76 @@ class SnapshotBuffer:
         """The file's bytes. Valid until the next ``fill``."""
         return memoryview(self._file.numpy())
 
-    def fill(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Copy the parameters in, cast to the buffer's dtype.
+    def fill(self, tensors: Mapping[str, torch.Tensor | Shards]) -> None:
+        """Copy the tensors in, cast to the buffer's dtype.
 
         Guarantees: when it returns, the bytes are complete and later changes of the parameters do
         not show in them.
 
         Args:
-            parameters: Full (unsharded) tensors by key, all on one device.
+            tensors: By key, whole or in parts, as ``AdapterGather.gather`` returns them.
 
         Raises:
-            ConfigError: a tensor has another shape than the buffer was made for.
+            ConfigError: a tensor is missing, or has another shape than the buffer was made for.
         """
-        sources = [parameters[name] for name in self._shapes]
-        for (name, shape), source in zip(self._shapes.items(), sources, strict=True):
-            if source.shape != shape:  # a copy would broadcast it
-                raise ConfigError(
-                    f"{name} has shape {tuple(source.shape)}, expected {tuple(shape)}"
-                )
-        flat = self._flat_on(sources[0].device)
+        if tensors.keys() != self._shapes.keys():
+            differing = sorted(tensors.keys() ^ self._shapes.keys())
+            raise ConfigError(
+                f"the adapter has {len(tensors)} tensors, {len(self._shapes)} were expected; the "
+                f"first that differs is {differing[0]}. Was the model changed after training began?"
+            )
+        sources = [part for name in self._shapes for part in _parts(tensors[name])]
+        # An offloaded parameter may lie beside others that do not.
+        device = next((p.device for p in sources if p.device.type != "cpu"), sources[0].device)
+        self._lay_out(tensors, device)
+        assert self._flat is not None
         with torch.no_grad():
-            torch._foreach_copy_(self._views, sources)
-        if flat is not self._payload:
-            self._payload.copy_(flat, non_blocking=True)
-            torch.cuda.current_stream(flat.device).synchronize()
+            torch._foreach_copy_(self._targets, [part for part in sources if part.numel()])
+        if self._flat is not self._payload:
+            self._payload.copy_(self._flat, non_blocking=True)
+            torch.cuda.current_stream(device).synchronize()
 
-    def _flat_on(self, device: torch.device) -> torch.Tensor:
-        """Where the tensors are cast to. Made once, with its views: 392 of those take 2 ms."""
+    def has_effect(self) -> bool:
+        """Whether the adapter changes the model: some B factor is not zero."""
+        return any(
+            bool(self._view(self._payload, name).any())
+            for name in self._shapes
+            if ".lora_B." in name
+        )
+
+    def _lay_out(self, tensors: Mapping[str, torch.Tensor | Shards], device: torch.device) -> None:
+        """Make the views that the parts are copied to. They are kept: 392 of them take 2 ms."""
+        layout = (device, [_layout_of(tensors[name]) for name in self._shapes])
+        if layout == self._layout:
+            return
         if self._flat is None or self._flat.device != device:
             on_host = device.type == "cpu"
-            flat = self._payload if on_host else torch.empty_like(self._payload, device=device)
-            self._views = [self._view(flat, name) for name in self._shapes]
-            self._flat = flat
-        return self._flat
+            self._flat = (
+                self._payload if on_host else torch.empty_like(self._payload, device=device)
+            )
+        targets: list[torch.Tensor] = []
+        for name in self._shapes:
+            targets += self._views_of_parts(name, self._view(self._flat, name), tensors[name])
+        self._targets = [target for target in targets if target.numel()]
+        self._layout = layout
+
+    def _views_of_parts(
+        self, name: str, view: torch.Tensor, tensor: torch.Tensor | Shards
+    ) -> Sequence[torch.Tensor]:
+        """Where each part of a tensor goes."""
+        parts, (dim, _) = _parts(tensor), _layout_of(tensor)
+        if dim is None:
+            view, dim = view.view(-1), 0
+        before, length, after = view.shape[:dim], view.shape[dim], view.shape[dim + 1 :]
+        lengths = [part.shape[dim] for part in parts]
+        fit = all(p.shape == (*before, n, *after) for p, n in zip(parts, lengths, strict=True))
+        if not fit or sum(lengths) != length:  # a copy would broadcast it
+            raise ConfigError(
+                f"{name} has shape {', '.join(str(tuple(part.shape)) for part in parts)}, expected "
+                f"{tuple(self._shapes[name])}"
+            )
+        views: Sequence[torch.Tensor] = view.split(lengths, dim)
+        return views
 
     def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         start, shape = self._offsets[name] // flat.element_size(), self._shapes[name]
@@ -141,6 +203,15 @@ def full_tensors(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
         name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         for name, parameter in parameters.items()
     }
+
+
+def _parts(tensor: torch.Tensor | Shards) -> Sequence[torch.Tensor]:
+    return tensor.parts if isinstance(tensor, Shards) else [tensor]
+
+
+def _layout_of(tensor: torch.Tensor | Shards) -> tuple[int | None, list[torch.Size]]:
+    dim = tensor.dim if isinstance(tensor, Shards) else 0
+    return dim, [part.shape for part in _parts(tensor)]
 
 
 def _payload_offsets(template: bytes) -> tuple[dict[str, int], int]:

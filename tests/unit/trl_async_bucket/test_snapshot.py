@@ -9,7 +9,7 @@ import torch
 
 from adapter_bucket.errors import ConfigError
 from tests.unit.trl_async_bucket.models import tiny_peft_model, train_one_step
-from trl_async_bucket.snapshot import SnapshotBuffer, lora_parameters
+from trl_async_bucket.snapshot import Shards, SnapshotBuffer, lora_parameters
 
 
 def filled(model: Any, dtype: torch.dtype = torch.float32) -> SnapshotBuffer:
@@ -79,3 +79,59 @@ def test_another_adapter_of_the_model_is_not_published() -> None:
 def test_a_model_without_the_adapter_is_refused() -> None:
     with pytest.raises(ConfigError, match="no LoRA parameters of adapter 'missing'"):
         lora_parameters(tiny_peft_model(), "missing")
+
+
+def test_an_adapter_whose_b_factors_are_zero_has_no_effect() -> None:
+    model = tiny_peft_model()
+    assert filled(model).has_effect()
+    for name, parameter in lora_parameters(model, "default").items():
+        if ".lora_B." in name:
+            parameter.data.zero_()
+    assert not filled(model).has_effect()
+
+
+def test_a_tensor_without_elements_is_refused() -> None:
+    """What a ZeRO-3 parameter looks like to code that does not know of ZeRO-3."""
+    with pytest.raises(ConfigError, match=r"has shape \(0,\): nothing to publish"):
+        SnapshotBuffer({"a": (0,)}, dtype=torch.float32, pin_memory=False)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"a": torch.ones(4, 2)},
+        {"a": torch.ones(4, 2), "b": torch.ones(3), "c": torch.ones(1)},
+    ],
+)
+def test_a_missing_or_unknown_tensor_is_refused(tensors: dict[str, torch.Tensor]) -> None:
+    buffer = SnapshotBuffer({"a": (4, 2), "b": (3,)}, dtype=torch.float32, pin_memory=False)
+    with pytest.raises(ConfigError, match=f"has {len(tensors)} tensors, 2 were expected"):
+        buffer.fill(tensors)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(1, 2),  # a copy would broadcast these
+        torch.ones(2),
+        Shards([torch.ones(2, 2), torch.ones(1, 2)], dim=0),
+        Shards([torch.ones(2, 2), torch.ones(2, 1)], dim=0),
+        Shards([torch.ones(4), torch.ones(3)], dim=None),
+    ],
+)
+def test_another_shape_is_refused(tensor: Any) -> None:
+    buffer = SnapshotBuffer({"a": (4, 2)}, dtype=torch.float32, pin_memory=False)
+    with pytest.raises(ConfigError, match=r"a has shape .*, expected \(4, 2\)"):
+        buffer.fill({"a": tensor})
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_parts_become_the_whole(dim: int | None) -> None:
+    whole = torch.arange(15.0).view(5, 3)
+    source = whole if dim is not None else whole.view(-1)
+    shards = Shards(
+        [*source.split(2, dim or 0), source[:0]] if dim != 1 else source.split(2, 1), dim
+    )
+    buffer = SnapshotBuffer({"a": (5, 3)}, dtype=torch.float32, pin_memory=False)
+    buffer.fill({"a": shards})
+    assert torch.equal(safetensors.torch.load(bytes(buffer.data()))["a"], whole)

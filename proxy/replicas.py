@@ -76,8 +76,8 @@ class Replica:
         self.gone = False
         """It is no member any more."""
         self.slow_start_s = slow_start_s
-        self.joined_at = -math.inf
-        """When it (re)joined the rotation after a real absence; loop time."""
+        self.warm_at = -math.inf
+        """When its slow start after a real absence is over; loop time."""
         self._down_since: float | None = None
         self.up = False
         self.reason = "not asked yet"
@@ -156,9 +156,8 @@ class Replica:
 
     def warmth(self, now: float) -> float:
         """How far its slow start is, from 0 to 1."""
-        if self.slow_start_s <= 0:
-            return 1.0
-        return min(1.0, (now - self.joined_at) / self.slow_start_s)
+        left_s = self.warm_at - now
+        return 1.0 if left_s <= 0 else max(0.0, 1 - left_s / self.slow_start_s)
 
     def mark_down(self, reason: str, now: float | None = None) -> bool:
         """Take the replica out of rotation and forget what it had. Returns whether it was up."""
@@ -190,7 +189,7 @@ class Replica:
         if now is not None and not self.up:
             away_s = math.inf if self._down_since is None else now - self._down_since
             if away_s > BLIP_S:
-                self.joined_at = now
+                self.warm_at = now + self.slow_start_s
         self._down_since = None
         before = (self.up, self.ready, self.base_models, self.status)
         if models is not None:

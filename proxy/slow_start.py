@@ -7,7 +7,6 @@ would be sent everything that comes in until it has as much to do as the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 
@@ -15,6 +14,8 @@ class Starting(Protocol):
     """A replica as seen here."""
 
     in_flight: int
+    warm_at: float
+    """When its slow start is over."""
 
     def warmth(self, now: float) -> float:
         """How far its slow start is, from 0 to 1."""
@@ -24,19 +25,18 @@ class Starting(Protocol):
 R = TypeVar("R", bound=Starting)
 
 
-def hold_back(candidates: Sequence[R], now: float) -> list[R]:
+def hold_back(candidates: list[R], now: float) -> list[R]:
     """Leave out those that have reached what they may have in flight for now.
 
     That is a share, growing with time, of the mean of those that are warm; at least one request.
     Where none is warm nobody is held back: a fleet that starts as a whole has no others.
     """
-    warmth = [candidate.warmth(now) for candidate in candidates]
-    warm = [one for one, share in zip(candidates, warmth, strict=True) if share >= 1]
+    warm = [one for one in candidates if one.warm_at <= now]
     if not warm or len(warm) == len(candidates):
-        return list(candidates)
+        return candidates
     mean = sum(one.in_flight for one in warm) / len(warm)
-    return [
-        one
-        for one, share in zip(candidates, warmth, strict=True)
-        if share >= 1 or one.in_flight < max(1, math.ceil(share * mean))
-    ]
+
+    def may_have(one: R) -> int:
+        return max(1, math.ceil(one.warmth(now) * mean))
+
+    return [one for one in candidates if one.warm_at <= now or one.in_flight < may_have(one)]

@@ -266,7 +266,7 @@ async def test_a_replica_that_joins_starts_slowly(
 
     first = await harness.replica(StandIn(ready={"run-v1"}, behaviour=slow))
     proxy = await follow(harness, bucket, first, slow_start_s=20.0)
-    proxy.deps.fleet.replicas[0].joined_at -= 100  # long ago
+    proxy.deps.fleet.replicas[0].warm_at -= 100  # long ago
     late = await harness.replica(StandIn(ready={"run-v1"}, behaviour=slow))
     write_heartbeat(store, heartbeat(late.url))
     await proxy.until_up(2)

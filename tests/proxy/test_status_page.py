@@ -61,7 +61,7 @@ async def test_a_replica_says_why_it_is_not_simply_up(harness: Harness) -> None:
     drained.draining = True
     for _ in range(5):
         failing.breaker.fail(0.0)
-    starting.slow_start_s, starting.joined_at = 1e6, asyncio.get_running_loop().time()
+    starting.slow_start_s, starting.warm_at = 1e6, asyncio.get_running_loop().time() + 1e6
     html = (await proxy.get("/")).body.decode()
     for word in ("draining", "failing", "starting"):
         assert f'class="state {word}">{word}<' in html

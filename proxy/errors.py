@@ -90,6 +90,8 @@ class ApiError(Exception):
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if self.status == 408:
+            headers.append((b"connection", b"close"))  # what still comes is no request
             headers.append((b"www-authenticate", b'Basic realm="bucket-lora-proxy"'))
         return headers
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bucket_lora_proxy.admission import RETRY_AFTER_S, Admission
 from bucket_lora_proxy.config import ProxyConfig
-from bucket_lora_proxy.disconnect import CLIENT_CONNECTION, CancelOnDisconnect
+from bucket_lora_proxy.disconnect import CLIENT_CONNECTION, CancelOnDisconnect, ClientConnection
 from bucket_lora_proxy.errors import (
     AnswerTooLarge,
     ApiError,
@@ -58,6 +58,7 @@ class Job:
     model: str | None
     prompt: Prompt
     send: Send
+    connection: ClientConnection | None
     started: bool = False
     """Something of an answer has been handed to the client's connection."""
 
@@ -97,12 +98,13 @@ class Forwarder:
             # Its streams end with the connection: a cut one could not be told from a whole one.
             raise ApiError(505, ErrorType.BAD_REQUEST, "generations need HTTP/1.1")
         headers: Headers = scope["headers"]
+        connection: ClientConnection | None = scope.get(CLIENT_CONNECTION)
         body = await receive_body(
             receive,
             headers,
             max_bytes=config.max_body_bytes,
             timeout_s=config.body_timeout_s,
-            connection=scope.get(CLIENT_CONNECTION),
+            connection=connection,
         )
         begun = time.perf_counter()
         fields = read_fields(body)
@@ -113,6 +115,7 @@ class Forwarder:
             model=fields.model,
             prompt=self._hasher.prompt(*fields),
             send=send,
+            connection=connection,
         )
         try:
             async with CancelOnDisconnect(receive, scope):
@@ -205,6 +208,8 @@ class Forwarder:
         if response.status != 204:  # RFC 9110 section 8.6
             headers.append((b"content-length", str(len(body)).encode()))
         job.started = True
+        if job.connection is not None and job.connection.respond(response.status, headers, body):
+            return
         await job.send(
             {"type": "http.response.start", "status": response.status, "headers": headers}
         )

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import cast
 
 from bucket_lora_proxy.disconnect import CLIENT_CONNECTION
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from bucket_lora_proxy.errors import Headers
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
 """Largest request head: line and fields."""
@@ -36,6 +37,35 @@ class GuardedProtocol(HttpToolsProtocol):
     @property
     def body_is_complete(self) -> bool:
         return not self.cycle.more_body and not self.pipeline
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Do what uvicorn does with the two messages of a whole answer, in one write.
+
+        Args:
+            status: of the answer.
+            headers: with a Content-Length, unless the status forbids a body; none of it unchecked
+                by a parser.
+            body: the whole body.
+        """
+        cycle = self.cycle
+        if self.pipeline or self.flow.write_paused:  # `cycle` is that of the newest request
+            return False
+        if cycle.response_started or cycle.disconnected:
+            return False
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts += (b"\r\n", body)
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write(b"".join(parts))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

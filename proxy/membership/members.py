@@ -56,7 +56,8 @@ class Membership:
         self._metrics = metrics
         self._make = make
         self._view = View()
-        self._full = False
+        self._left_out = 0
+        """Live replicas for which the fleet has no room."""
         for origin in config.replicas:
             self._add(origin, Source.STATIC, config.token_of(origin))
 
@@ -113,13 +114,17 @@ class Membership:
                 log.warning("heartbeat %s is not used: %s", subject, reason)
         self._view = view
         known = {replica.url: replica for replica in self._fleet.replicas}
+        self._dismiss(view)
+        left_out = []
         for url, found in view.replicas.items():
             replica = known.get(url)
-            if replica is None and found.alive:
-                self._join(found)
-            elif replica is not None:
+            if replica is not None:
                 replica.runs = found.runs
-        self._dismiss(view)
+            elif found.alive and len(self._fleet.replicas) < self._config.max_replicas:
+                self._join(found)
+            elif found.alive:
+                left_out.append(url)
+        self._tell_left_out(left_out)
         self._say()
 
     def _dismiss(self, view: View) -> None:
@@ -132,16 +137,6 @@ class Membership:
                 self._leave(replica, "its heartbeat is stale" if found else "its heartbeat is gone")
 
     def _join(self, found: Found) -> None:
-        if len(self._fleet.replicas) >= self._config.max_replicas:
-            if not self._full:
-                log.error(
-                    "replica %s and others are left out: the fleet has the %d replicas that "
-                    "--max-replicas allows",
-                    found.origin.url,
-                    self._config.max_replicas,
-                )
-            self._full = True
-            return
         token = found.rule.token or self._config.token_of(found.origin)
         replica = self._add(found.origin, Source.BUCKET, token)
         replica.runs = found.runs
@@ -149,6 +144,17 @@ class Membership:
         self._metrics.membership.labels("join").inc()
         log.info("replica %s is a member, by its heartbeat", replica.url)
         self._fleet.notify()
+
+    def _tell_left_out(self, urls: list[str]) -> None:
+        if urls and not self._left_out:
+            log.error(
+                "replica %s and %d more are left out: the fleet has the %d that --max-replicas "
+                "allows",
+                urls[0],
+                len(urls) - 1,
+                self._config.max_replicas,
+            )
+        self._left_out = len(urls)
 
     def _add(self, origin: Origin, source: Source, token: str | None) -> Replica:
         slot = self._router.take_slot()
@@ -158,7 +164,6 @@ class Membership:
         return replica
 
     def _leave(self, replica: Replica, reason: str) -> None:
-        self._full = False
         self._fleet.replicas.remove(replica)
         self._watcher.forget(replica, reason)
         self._router.free_slot(replica.slot)
@@ -172,6 +177,9 @@ class Membership:
         view = self._view
         if view.fault is not None:
             note = f"bucket {self._config.bucket} cannot be read: {view.fault}"
+        elif self._left_out:
+            limit = self._config.max_replicas
+            note = f"{self._left_out} replicas are left out: --max-replicas is {limit}"
         elif view.refused:
             subject, reason = next(iter(view.refused.items()))
             more = f" (and {len(view.refused) - 1} more)" if len(view.refused) > 1 else ""

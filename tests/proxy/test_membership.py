@@ -251,7 +251,7 @@ async def test_members_are_bounded(harness: Harness, bucket: str, store: Store) 
         write_heartbeat(store, heartbeat(replica.url, replica_id=f"r{number}"))
     proxy = await follow(harness, bucket, max_replicas=2)
     await proxy.until_up(2)
-    await asyncio.sleep(0.3)
+    await until(lambda: "--max-replicas is 2" in proxy.deps.fleet.note)
     assert len(members(proxy)) == 2
 
 

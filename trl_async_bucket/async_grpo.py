@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapter_bucket.errors import ConfigError
-from trl_async_bucket.compat.async_grpo import check_seam, import_trl, one_sequence
+from trl_async_bucket.compat.async_grpo import check_seam, import_trl, probe_score
 from trl_async_bucket.config import BucketSyncFields
-from trl_async_bucket.probe_maker import Inputs
+from trl_async_bucket.probe_maker import Score
 from trl_async_bucket.sync import BucketSync
 from trl_async_bucket.training_run import TrainingRun
 
@@ -113,8 +113,8 @@ class AsyncGRPOTrainer(TrainingRun, TrlAsyncGRPOTrainer):  # type: ignore[misc]
         else:
             super()._sync_weight()
 
-    def _probe_inputs(self) -> Inputs:
-        return one_sequence
+    def _probe_score(self) -> Score | None:
+        return probe_score(self.temperature)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         if self._uses_bucket and self._ran:

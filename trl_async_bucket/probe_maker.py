@@ -6,7 +6,7 @@ Owns the forward pass. What a probe is, and how a replica is held against it, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,16 @@ TEXT = (
     "computes with the weights it was given; if not, something between them was lost."
 )
 
-Inputs = Callable[[int, torch.device], Mapping[str, Any]]
-"""Further arguments of the model's forward for one sequence of that many tokens."""
+Score = Callable[[Any, torch.Tensor], torch.Tensor]
+"""Of a model and tokens ``[1, length]``: log-probability of each token given those before it, at
+temperature 1, ``[length - 1]``."""
+
+
+def score_plainly(model: Any, tokens: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """Score one sequence with a model that gives logits; see ``Score``."""
+    logits = model(input_ids=tokens, **arguments).logits
+    scores = logits[0, :-1].float().log_softmax(dim=-1)
+    return scores.gather(1, tokens[0, 1:, None])[:, 0]
 
 
 def probe_tokens(tokenizer: Any, vocabulary: int) -> list[int]:
@@ -48,19 +56,15 @@ class ProbeMaker:
     Args:
         token_ids: See ``probe_tokens``.
         dtype: What the replicas compute in, for the tolerance.
-        inputs: For models whose forward wants more than ``input_ids``.
+        score: For models whose forward is not the plain one.
     """
 
     def __init__(
-        self,
-        token_ids: Sequence[int],
-        *,
-        dtype: str,
-        inputs: Inputs = lambda length, device: {},
+        self, token_ids: Sequence[int], *, dtype: str, score: Score = score_plainly
     ) -> None:
         self._token_ids = list(token_ids)
         self._dtype = dtype
-        self._inputs = inputs
+        self._score_with = score
         self._base_logprobs: list[float] | None = None
 
     def make(self, model: Any) -> Probe:
@@ -82,17 +86,14 @@ class ProbeMaker:
         )
 
     def _score(self, model: Any) -> list[float]:
-        device = model.device
-        tokens = torch.tensor([self._token_ids], device=device)
+        tokens = torch.tensor([self._token_ids], device=model.device)
         try:
-            logits = model(input_ids=tokens, **self._inputs(tokens.shape[1], device)).logits
-        except (TypeError, ValueError, RuntimeError) as error:
+            values: list[float] = self._score_with(model, tokens).tolist()
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:
             raise ConfigError(
                 f"the probe's forward pass failed ({error}); set bucket_probe_every=0 to train "
                 "without probes"
             ) from error
-        scores = logits[0, :-1].float().log_softmax(dim=-1)
-        values: list[float] = scores.gather(1, tokens[0, 1:, None])[:, 0].tolist()
         return values
 
 

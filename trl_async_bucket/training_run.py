@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from adapter_bucket.probe import Probe
-from trl_async_bucket.probe_maker import Inputs, ProbeMaker, probe_tokens
+from trl_async_bucket.probe_maker import ProbeMaker, Score, probe_tokens, score_plainly
 from trl_async_bucket.snapshot import full_tensors, lora_parameters
 from trl_async_bucket.sync import BucketSync
 
@@ -67,18 +67,20 @@ class TrainingRun(_Base):  # type: ignore[misc]
     def _make_probe(self) -> Probe | None:
         """For the first two syncs of a start and then every N-th. All ranks, by the same count."""
         every = self.args.bucket_probe_every
-        if every == 0 or (self._bucket_syncs >= 2 and self._bucket_syncs % every):
+        score = self._probe_score()
+        if score is None or every == 0 or (self._bucket_syncs >= 2 and self._bucket_syncs % every):
             return None
         model = self.accelerator.unwrap_model(self.model)
         if self._bucket_probes is None:
             tokens = probe_tokens(self.processing_class, model.config.get_text_config().vocab_size)
             dtype = self._bucket.dtype if self._bucket is not None else "float32"
-            self._bucket_probes = ProbeMaker(tokens, dtype=dtype, inputs=self._probe_inputs())
+            self._bucket_probes = ProbeMaker(tokens, dtype=dtype, score=score)
         return self._bucket_probes.make(model)
 
-    def _probe_inputs(self) -> Inputs:
-        """What the model's forward needs beside token ids; a trainer that patches it overrides."""
-        return lambda length, device: {}
+    def _probe_score(self) -> Score | None:
+        """How the model scores a sequence; ``None``: not at all. A trainer that patches the model's
+        forward overrides this."""
+        return score_plainly
 
     def _publish(
         self, bucket: BucketSync, tensors: Any, probe: Probe | None, *, started: float

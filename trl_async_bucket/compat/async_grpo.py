@@ -11,13 +11,22 @@ choose another weight sync that survives 1.18 (which drops the ``weight_transfer
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from trl_async_bucket.compat.seam import check_methods, check_source, unsupported
+from trl_async_bucket.compat.seam import (
+    check_methods,
+    check_source,
+    installed_trl,
+    unsupported,
+)
+from trl_async_bucket.probe_maker import Score, score_plainly
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 _METHODS = {
     "_init_lora_sync": ["self", "model"],
@@ -46,26 +55,58 @@ def import_trl() -> tuple[type, type]:
     return AsyncGRPOConfig, AsyncGRPOTrainer
 
 
-def one_sequence(length: int, device: torch.device) -> dict[str, Any]:
-    """Further arguments of the trained model's forward for one unpacked sequence.
+def probe_score(temperature: float) -> Score | None:
+    """How the trained model, whose forward TRL has patched, scores one sequence.
 
-    From TRL 1.16 on, its attention takes the layout of a packed row as arguments; one sequence is
-    a row with a single segment.
+    From TRL 1.16 on, its attention takes the layout of a packed row; one sequence is a row with a
+    single segment. Before 1.15, the forward gives log-probabilities only, at the sampling
+    temperature.
+
+    Returns:
+        ``None`` if log-probabilities at temperature 1 cannot be had.
     """
+    if find_spec("trl.experimental.async_grpo.packing") is not None:
+        return _score_as_row
+    from trl.trainer import utils
+
+    if hasattr(utils, "add_fused_lm_head"):
+        return _score_with_positions
+    if temperature == 1.0:
+        return _score_by_labels
+    logger.warning(
+        "trl %s scores at the sampling temperature %g only: versions are published without probes",
+        installed_trl(), temperature,
+    )  # fmt: skip
+    return None
+
+
+def _score_as_row(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     import torch
 
-    positions = torch.arange(length, device=device)
-    arguments: dict[str, Any] = {"position_ids": positions[None]}
-    if find_spec("trl.experimental.async_grpo.packing") is not None:
-        bounds = torch.tensor([0, length], dtype=torch.int32, device=device)
-        arguments |= {
-            "tree_kv_index": positions,
-            "tree_cu_seqlens_q": bounds,
-            "tree_cu_seqlens_k": bounds,
-            "tree_max_seqlen_q": length,
-            "tree_max_seqlen_k": length,
-        }
-    return arguments
+    length = tokens.shape[1]
+    positions = torch.arange(length, device=tokens.device)
+    bounds = torch.tensor([0, length], dtype=torch.int32, device=tokens.device)
+    return score_plainly(
+        model, tokens, position_ids=positions[None], tree_kv_index=positions,
+        tree_cu_seqlens_q=bounds, tree_cu_seqlens_k=bounds,
+        tree_max_seqlen_q=length, tree_max_seqlen_k=length,
+    )  # fmt: skip
+
+
+def _score_with_positions(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    return score_plainly(model, tokens, position_ids=_positions(tokens))
+
+
+def _score_by_labels(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    scores = model(input_ids=tokens, labels=tokens, position_ids=_positions(tokens))["log_probs"]
+    flat: torch.Tensor = scores.float().flatten()
+    return flat
+
+
+def _positions(tokens: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.arange(tokens.shape[1], device=tokens.device)[None]
 
 
 def check_seam(trainer: Any) -> None:

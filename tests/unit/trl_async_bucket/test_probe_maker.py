@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.probe import difference, probe_faults
 from tests.unit.trl_async_bucket.models import tiny_peft_model, train_one_step
-from trl_async_bucket.probe_maker import PROBE_TOKENS, ProbeMaker, probe_tokens
+from trl_async_bucket.probe_maker import (
+    PROBE_TOKENS,
+    ProbeMaker,
+    probe_tokens,
+    score_plainly,
+)
 
 
 def test_a_probe_holds_what_the_model_computes_now() -> None:
@@ -47,7 +54,7 @@ def test_making_a_probe_changes_nothing_of_the_model() -> None:
 
 
 def test_a_model_that_cannot_be_called_says_how_to_do_without() -> None:
-    maker = ProbeMaker([1, 2], dtype="float32", inputs=lambda length, device: {"input_ids": 1})
+    maker = ProbeMaker([1, 2], dtype="float32", score=partial(score_plainly, input_ids=1))
     with pytest.raises(ConfigError, match="bucket_probe_every=0"):
         maker.make(tiny_peft_model())
 

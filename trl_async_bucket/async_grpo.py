@@ -16,6 +16,7 @@ from trl_async_bucket.config import BucketSyncFields
 from trl_async_bucket.probe_maker import Score
 from trl_async_bucket.sync import BucketSync
 from trl_async_bucket.training_run import TrainingRun
+from trl_async_bucket.watchdog import StarvationWatchdog
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ class AsyncGRPOTrainer(TrainingRun, TrlAsyncGRPOTrainer):  # type: ignore[misc]
                 "PeftModel, or set weight_sync='trl'"
             )
         self._bucket_adapter = self._adapter_name
+        if self._bucket is not None and self.rollout_worker is not None:
+            self._watch_rollouts(self._bucket)
 
     def _init_lora_sync(self, model: Any) -> bool:
         if not self._uses_bucket:
@@ -102,6 +105,21 @@ class AsyncGRPOTrainer(TrainingRun, TrlAsyncGRPOTrainer):  # type: ignore[misc]
             model, self._adapter_name, settings, on_ready=self._advance_rollouts
         )
         return True
+
+    def _watch_rollouts(self, bucket: BucketSync) -> None:
+        """Look at publisher and replicas too, whenever TRL finds its rollout queue empty."""
+        watchdog = StarvationWatchdog(
+            bucket.replicas_fault, limit_s=float(self.args.weight_sync_timeout)
+        )
+        look_at_worker = self.rollout_worker.check_health
+
+        def check_health(stale_after_s: float) -> None:
+            look_at_worker(stale_after_s)
+            bucket.check()
+            # TRL adds to it at every rollout that arrives, and clears it at every step.
+            watchdog.waiting((self.state.global_step, self._rollout_dataset.wait_s))
+
+        self.rollout_worker.check_health = check_health
 
     def _advance_rollouts(self, version: int) -> None:
         if self.rollout_worker is not None:

@@ -165,6 +165,11 @@ class Publisher:
                 )
         return self._clock() - started
 
+    def check(self) -> None:
+        """Raise whatever stopped the publisher, if anything did."""
+        with self._changed:
+            self._raise_error()
+
     def take_records(self) -> list[SyncRecord]:
         """Records of the syncs finished since the last call."""
         with self._changed:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from adapter_bucket.errors import ConfigError, FencedError
+from adapter_bucket.errors import BucketError, ConfigError, FencedError
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import RunState
 from adapter_bucket.probe import Probe
@@ -27,6 +27,7 @@ from trl_async_bucket.adapter_config import largest_rank, portable_config
 from trl_async_bucket.checks import check_adapter_config
 from trl_async_bucket.fleet import TrainedModel, base_model_ref, connect
 from trl_async_bucket.publisher import Publisher, Snapshot, SyncRecord
+from trl_async_bucket.readiness import ReplicaClient
 from trl_async_bucket.settings import SyncSettings
 from trl_async_bucket.snapshot import SnapshotBuffer, lora_parameters
 
@@ -113,6 +114,20 @@ class BucketSync:
         """How many versions the newest snapshot is ahead of the newest ready version."""
         ready = self._running()[1].ready_version
         return self._taken_version - ready if ready else 0
+
+    def check(self) -> None:
+        """Raise whatever stopped the publisher: for a trainer that waits for something else."""
+        if self._publisher is not None:
+            self._publisher.check()
+
+    def replicas_fault(self) -> str | None:
+        """Why no replica can be asked; ``None`` if one answers, or none is ever asked."""
+        try:
+            if isinstance(self._fleet.readiness, ReplicaClient):
+                self._fleet.readiness.replicas()
+        except BucketError as error:
+            return str(error)
+        return None
 
     def take_records(self) -> list[SyncRecord]:
         """Records of the syncs finished since the last call."""

@@ -67,8 +67,8 @@ class TrainingRun(_Base):  # type: ignore[misc]
     def _make_probe(self) -> Probe | None:
         """For the first two syncs of a start and then every N-th. All ranks, by the same count."""
         every = self.args.bucket_probe_every
-        score = self._probe_score()
-        if score is None or every == 0 or (self._bucket_syncs >= 2 and self._bucket_syncs % every):
+        due = every > 0 and (self._bucket_syncs < 2 or self._bucket_syncs % every == 0)
+        if not due or (score := self._probe_score()) is None:
             return None
         model = self.accelerator.unwrap_model(self.model)
         if self._bucket_probes is None:

@@ -7,6 +7,9 @@ choose another weight sync that survives 1.18 (which drops the ``weight_transfer
 * ``_init_lora_sync(model)`` runs on rank 0 inside the constructor, before the rollout worker is
   made with ``self._lora_name``; its errors reach all ranks from TRL 1.15 on.
 * ``_sync_weight()`` runs on all ranks, once at train begin and then every ``weight_sync_steps``.
+
+``rollout_worker.check_health`` is called whenever the rollout queue stays empty for some seconds;
+the drop-in looks at publisher and replicas there too.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ _CONSTRUCTOR = (
     "self._init_lora_sync(model)",
     "StepIntervalCallback(self._sync_weight",
 )
+
+_DATALOADER = ("check_health_fn=self.rollout_worker.check_health", "self._rollout_dataset = ")
 
 
 def import_trl() -> tuple[type, type]:
@@ -117,3 +122,4 @@ def check_seam(trainer: Any) -> None:
     """
     check_methods(trainer, _METHODS)
     check_source(trainer.__init__, _CONSTRUCTOR)
+    check_source(trainer.get_train_dataloader, _DATALOADER)

@@ -90,9 +90,9 @@ class ApiError(Exception):
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+            headers.append((b"www-authenticate", b'Basic realm="bucket-lora-proxy"'))
         if self.status == 408:
             headers.append((b"connection", b"close"))  # what still comes is no request
-            headers.append((b"www-authenticate", b'Basic realm="bucket-lora-proxy"'))
         return headers
 
 

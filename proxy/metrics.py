@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.replicas import Source
+from bucket_lora_proxy.runs import run_rows
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -74,6 +75,20 @@ class _FleetState(Collector):
             for model, count in replica.by_model.items():
                 by_model.add_metric([replica.url, model], count)
         yield from (up, flying, by_model, outstanding, ready, tripped)
+        latest = GaugeMetricFamily(
+            "bucket_lora_proxy_run_latest_version",
+            "Newest version of a run that any replica in rotation knows of",
+            labels=["run"],
+        )
+        lag = GaugeMetricFamily(
+            "bucket_lora_proxy_run_lag_versions",
+            "By how many versions the slowest replica in rotation is behind it",
+            labels=["run"],
+        )
+        for run in run_rows(self._fleet.replicas):
+            latest.add_metric([run.run_id], run.latest)
+            lag.add_metric([run.run_id], run.lag)
+        yield from (latest, lag)
 
 
 class Metrics:

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from html import escape
 
 from bucket_lora_proxy.recent_errors import RecentError
+from bucket_lora_proxy.runs import RunRow
 from bucket_lora_proxy.status_page.assets import SCRIPT, STYLE
 from bucket_lora_proxy.status_page.sparkline import sparkline
-from bucket_lora_proxy.status_page.view import PageView, ReplicaRow, RunRow
+from bucket_lora_proxy.status_page.view import PageView, ReplicaRow
 
 _MAX_SHOWN = 600
 

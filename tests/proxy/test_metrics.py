@@ -82,3 +82,14 @@ async def test_members_are_counted_by_source_and_state(harness: Harness) -> None
     assert await value(proxy, "members", source="static", state="up") == 1
     assert await value(proxy, "members", source="static", state="down") == 1
     assert await value(proxy, "members", source="bucket", state="up") == 0
+
+
+async def test_the_lag_of_a_run_is_that_of_its_slowest_replica(harness: Harness) -> None:
+    first = await harness.replica(StandIn(ready={"run-v3", "run-v4"}))
+    second = await harness.replica(StandIn(ready={"run-v2"}))
+    proxy = await harness.proxy(first, second)
+    assert await value(proxy, "run_latest_version", run="run") == 4
+    assert await value(proxy, "run_lag_versions", run="run") == 2
+    await second.stop()
+    await proxy.until_up(1)
+    assert await value(proxy, "run_lag_versions", run="run") == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
-from bucket_lora_proxy.replicas import Replica, Source
+from bucket_lora_proxy.replicas import Model, Replica, Source
 from bucket_lora_proxy.upstream import Origin, Pool
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -51,6 +51,7 @@ def exported() -> dict[str, set[str]]:
         Origin.parse("http://a"), slot=0, data=pool(), control=pool(), source=Source.BUCKET
     )
     replica.begin("run-v1")
+    replica.mark_up(None, [Model("run-v1", "base")])
     proxy = Metrics(Fleet([replica]))
     touched(proxy)
     touched(plugin_metrics)

@@ -8,6 +8,7 @@ import pytest
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.recent_errors import MAX_ERRORS, RecentError, RecentErrors
+from bucket_lora_proxy.runs import RunRow
 from bucket_lora_proxy.status_page.assets import HEADERS, SCRIPT, STYLE
 from bucket_lora_proxy.status_page.history import SAMPLES, History
 from bucket_lora_proxy.status_page.page import render
@@ -15,7 +16,6 @@ from bucket_lora_proxy.status_page.sparkline import HEIGHT, sparkline
 from bucket_lora_proxy.status_page.view import (
     PageView,
     ReplicaRow,
-    RunRow,
     imbalance,
     version_ranges,
 )

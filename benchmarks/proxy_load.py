@@ -1,8 +1,8 @@
 """Load for a proxy, and the replicas behind it: both as cheap as they can be.
 
 The stand-in replica answers 4 KB, as JSON or as 16 server-sent events; the load generator keeps a
-number of connections busy (closed loop), each with a request at a time: a prompt of 512 token ids
-out of groups of eight.
+number of connections busy, each with a request at a time: a prompt of 512 tokens out of groups of
+eight.
 """
 
 from __future__ import annotations
@@ -175,19 +175,30 @@ class Client(asyncio.Protocol):
             if match is None
             else len(self.buffer) >= (end + 4 + int(match[1]))
         ):
-            self.load.took.append(time.perf_counter() - self.begun)
+            now = time.perf_counter()
+            self.load.took.append(now - self.begun)
             self.buffer.clear()
-            self.send()
+            wait_s = self.begun + self.load.pause_s - now
+            if wait_s > 0:
+                asyncio.get_running_loop().call_later(wait_s, self.send)
+            else:
+                self.send()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.load.lost()
 
 
 class Load:
-    """Closed-loop load on one port. All connections are open before the first request."""
+    """Load on one port. All connections are open before the first request.
 
-    def __init__(self, connections: int, seconds: float, bodies: list[bytes]) -> None:
+    Closed loop: each connection sends when it has its answer; with a rate, not before its turn.
+    """
+
+    def __init__(
+        self, connections: int, seconds: float, bodies: list[bytes], rate: float | None = None
+    ) -> None:
         self.connections = self.open = connections
+        self.pause_s = connections / rate if rate else 0.0
         self.seconds = seconds
         self.took: list[float] = []
         self.failed: list[bytes] = []
@@ -214,8 +225,8 @@ class Load:
         for _ in range(self.connections):
             await loop.create_connection(lambda: Client(self), "127.0.0.1", port)
         self.end = time.perf_counter() + self.seconds
-        for client in self.clients:
-            client.send()
+        for number, client in enumerate(self.clients):
+            loop.call_later(self.pause_s * number / self.connections, client.send)
         await self.done
 
 
@@ -236,6 +247,7 @@ def measure(
     *,
     connections: int,
     seconds: float,
+    rate: float | None = None,
     pids: list[int] | None = None,
 ) -> Figures:
     """Load one port, after a short warm-up.
@@ -245,11 +257,12 @@ def measure(
         requests: bodies, sent in groups of eight.
         connections: kept busy at the same time.
         seconds: length of the measurement.
+        rate: requests per second of all connections together; default: as many as they can.
         pids: processes whose CPU time and memory are added up.
     """
-    uvloop.run(Load(connections, min(1.0, seconds / 4), requests).run(port))
+    uvloop.run(Load(connections, min(1.0, seconds / 4), requests, rate).run(port))
     before = sum(cpu_s(pid) for pid in pids or ())
-    load = Load(connections, seconds, requests)
+    load = Load(connections, seconds, requests, rate)
     begun = time.perf_counter()
     uvloop.run(load.run(port))
     took = time.perf_counter() - begun

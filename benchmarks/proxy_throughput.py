@@ -1,7 +1,8 @@
 """Requests per second, CPU and latency of the proxy, beside a direct connection and other proxies.
 
     python -m benchmarks.proxy_throughput [--seconds 2] [--rounds 3] [--sse] [--text]
-        [--delay-ms 20] [--beside recipe nginx vllm-router sglang-router] [--nginx PROGRAM] …
+        [--delay-ms 20] [--rate 1000] [--beside recipe nginx vllm-router sglang-router]
+        [--nginx PROGRAM] [--vllm-router PROGRAM] [--sglang-router PROGRAM]
 
 Load generator, proxies and two stand-in replicas are processes on this machine, so figures compare
 within one run only: the targets take turns, and the median round is shown. Full routing is on
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--delay-ms", type=float, default=0.0, help="time a replica takes")
+    parser.add_argument("--rate", type=float, help="requests per second, instead of all that go")
     parser.add_argument("--sse", action="store_true", help="16 events instead of one JSON answer")
     parser.add_argument("--text", action="store_true", help="prompts of text, not of token ids")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 8, 32, 128, 384])
@@ -60,6 +62,7 @@ def main() -> None:
                             requests,
                             connections=connections,
                             seconds=args.seconds,
+                            rate=args.rate,
                             pids=target.pids,
                         )
                         rounds.setdefault(target.name, []).append(figures)

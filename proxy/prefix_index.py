@@ -18,6 +18,10 @@ MAX_BLOCKS = 65_536
 """Largest capacity that is modelled, about 15 MB a replica. More cache only means more hits than
 predicted."""
 
+FRESH_CHAINS = 64
+"""Chains that are not moved to the front again at once: a group's requests come together, and to
+move all blocks for each was half of what a decision took. The order is off by so many prompts."""
+
 
 class PrefixIndex:
     """Replicas are numbered by *slot*; sets of them are bit masks.
@@ -33,6 +37,7 @@ class PrefixIndex:
         ]
         self._count = [0] * slots
         self._capacity = [DEFAULT_BLOCKS] * slots
+        self._fresh: list[set[int]] = [set() for _ in range(slots)]
         self._grain = [1] * slots
         """Blocks of ours that one block of the replica's cache holds."""
         self._coarse = False
@@ -42,6 +47,7 @@ class PrefixIndex:
         self._recency.append(OrderedDict())
         self._count.append(0)
         self._capacity.append(DEFAULT_BLOCKS)
+        self._fresh.append(set())
         self._grain.append(1)
         return len(self._count) - 1
 
@@ -113,6 +119,8 @@ class PrefixIndex:
         names.move_to_end(prompt.name)
         before = len(recency)
         for chain in prompt.chains:
+            if chain and chain[-1] in recency and self._is_fresh(slot, chain[-1]):
+                continue  # the whole chain is there, as its last block is the first to go
             for block in reversed(chain):
                 if block in recency:
                     recency.move_to_end(block)
@@ -122,6 +130,16 @@ class PrefixIndex:
         self._count[slot] += len(recency) - before
         if self._count[slot] > self._capacity[slot]:
             self._evict(slot)
+
+    def _is_fresh(self, slot: int, end: int) -> bool:
+        """Whether a chain was moved to the front a moment ago; if not, it is about to be."""
+        fresh = self._fresh[slot]
+        if end in fresh:
+            return True
+        if len(fresh) >= FRESH_CHAINS:
+            fresh.clear()
+        fresh.add(end)
+        return False
 
     def _evict(self, slot: int) -> None:
         bit = 1 << slot

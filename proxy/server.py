@@ -7,24 +7,20 @@ import logging
 import socket
 import ssl
 import sys
+from typing import cast
 
 import uvicorn
 from bucket_lora_proxy.app import Deps, build_deps, create_app
 from bucket_lora_proxy.certificates import served_certificate
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.guard import GuardedProtocol
+from bucket_lora_proxy.listener import Listener
 
 log = logging.getLogger("bucket_lora_proxy")
 
 CLIENT_KEEP_ALIVE_S = 75
 """Idle time after which a client's connection is closed: above the 15 s of aiohttp's pool and the
 60 s of common load balancers, so that the client, not the proxy, ends it."""
-
-
-ACCEPTS_PER_TURN = 8
-"""uvloop accepts one connection of a listening socket in each turn of its loop. Under load a turn
-takes milliseconds, and the last of 128 clients that connect together waited 0.8 s; so the socket is
-listened to under several descriptors."""
 
 
 class Server(uvicorn.Server):
@@ -60,10 +56,7 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as the configuration says, until told to stop."""
-        if sockets is None:
-            listening = self._bind()
-            sockets = [listening, *(listening.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
-        await super().serve(sockets)
+        await super().serve([self._bind()] if sockets is None else sockets)
 
     def _bind(self) -> socket.socket:
         host, port = self._proxy.host, self._proxy.port
@@ -74,11 +67,16 @@ class Server(uvicorn.Server):
             log.error("cannot listen on %s port %d: %s", host, port, error.strerror or error)
             sys.exit(1)
 
+    def _protocol(self) -> GuardedProtocol:
+        return GuardedProtocol(self.config, self.server_state, self.lifespan.state)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""
-        await super().startup(sockets)
+        await super().startup([])
+        listeners = [Listener(one, self._protocol, self.config.ssl) for one in sockets or ()]
+        self.servers = cast(list[asyncio.Server], listeners)
         self.ready.set()
-        for server in self.servers[:1]:
+        for server in self.servers:
             for listening in server.sockets:
                 host, port = listening.getsockname()[:2]
                 scheme = "https" if self._proxy.serves_tls else "http"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -31,9 +31,9 @@ def portable_config(
     return config
 
 
-def largest_rank(parameters: Mapping[str, Any]) -> int:
+def largest_rank(shapes: Mapping[str, Sequence[int]]) -> int:
     """Largest rank of any module, read from the ``lora_A`` tensors (``[rank, in_features]``)."""
-    return max(int(p.shape[0]) for name, p in parameters.items() if ".lora_A." in name)
+    return max(shape[0] for name, shape in shapes.items() if ".lora_A." in name)
 
 
 def _module_path(key: str) -> str:

@@ -17,8 +17,9 @@ from adapter_bucket.errors import BucketError, ConfigError
 from adapter_bucket.layout import check_run_id
 from adapter_bucket.ready_policy import ReadyPolicy
 from trl_async_bucket.config import new_run_id
+from trl_async_bucket.gather import AdapterGather, plan_gather
+from trl_async_bucket.ranks import all_ranks
 from trl_async_bucket.settings import SyncSettings
-from trl_async_bucket.snapshot import full_tensors, lora_parameters
 from trl_async_bucket.sync import BucketSync
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
             base_model=base_model,
         )
         self._bucket: BucketSync | None = None
-        self._parameters: Any = None
+        self._gather: AdapterGather | None = None
         self._adapter = ""
         self._synced_step = -1
         self._version = 0
@@ -120,14 +121,15 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
                 "trainer peft_config=LoraConfig(…)"
             )
         self._adapter = model.active_adapters[0]
-        self._parameters, self._synced_step, self._best = None, -1, None
-        if state.is_world_process_zero:
-            self._run_id = self._run_id or new_run_id(args.output_dir)
-            bucket = BucketSync(model, self._adapter, self._make_settings(self._run_id))
-            bucket.start()
-            self._bucket = bucket
-            atexit.register(self._interrupt)
-            self._version = bucket.next_version - 1
+        self._gather, self._synced_step, self._best = None, -1, None
+        with all_ranks("claiming the run"):
+            if state.is_world_process_zero:
+                self._run_id = self._run_id or new_run_id(args.output_dir)
+                bucket = BucketSync(model, self._adapter, self._make_settings(self._run_id))
+                bucket.start()
+                self._bucket = bucket
+                atexit.register(self._interrupt)
+                self._version = bucket.next_version - 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Publish every ``every_steps``."""
@@ -143,9 +145,10 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
         """Publish the last step, wait for the uploads, mark the run finished."""
         if self._every_steps is not None:
             self._publish(state, kwargs["model"])
-        if self._bucket is not None:
-            self._bucket.finish()
-            atexit.unregister(self._interrupt)
+        with all_ranks("finishing the run"):
+            if self._bucket is not None:
+                self._bucket.finish()
+                atexit.unregister(self._interrupt)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the metrics of the syncs that finished since the last log."""
@@ -181,13 +184,15 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
         """All ranks: a sharded parameter is gathered by a collective."""
         if self._synced_step == state.global_step:
             return
-        if self._parameters is None:
-            self._parameters = lora_parameters(model, self._adapter)
-        tensors = full_tensors(self._parameters)
-        if self._bucket is not None:
-            version = max(self._version + 1, self._bucket.next_version)
-            self._bucket.take(tensors, version=version, step=state.global_step)
-            self._version = version
+        if self._gather is None:
+            dtype = self._bucket.dtype if self._bucket is not None else None
+            self._gather = plan_gather(model, self._adapter, dtype)
+        with all_ranks("publishing the policy"):
+            tensors = self._gather.gather()
+            if self._bucket is not None:
+                version = max(self._version + 1, self._bucket.next_version)
+                self._bucket.take(tensors, version=version, step=state.global_step)
+                self._version = version
         self._synced_step = state.global_step
 
     def _interrupt(self) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
 
 from adapter_bucket.errors import ConfigError
-from trl_async_bucket.ranks import backends, is_rank_0
+from trl_async_bucket.ranks import all_ranks, backends, from_rank_0, is_rank_0
 from trl_async_bucket.snapshot import Shards, full_shape, lora_parameters
 
 
@@ -89,6 +89,16 @@ class AdapterGather:
             for name in self._whole:
                 found[name] = _local(self._parameters[name])
         return found
+
+
+def plan_gather(model: Any, adapter: str, dtype: str | None) -> AdapterGather:
+    """``AdapterGather`` in rank 0's dtype. All ranks must call it; an error on one is one on all.
+
+    Args:
+        dtype: Serving dtype without ``torch.``; looked at on rank 0 only.
+    """
+    with all_ranks("planning the gather of the adapter"):
+        return AdapterGather(model, adapter, dtype=getattr(torch, str(from_rank_0(dtype))))
 
 
 @dataclass(frozen=True)

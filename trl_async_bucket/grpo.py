@@ -19,6 +19,7 @@ from trl_async_bucket.generation import (
     TrlGeneration,
     VersionedClient,
 )
+from trl_async_bucket.ranks import all_ranks
 from trl_async_bucket.sync import BucketSync
 from trl_async_bucket.training_run import TrainingRun
 
@@ -110,11 +111,15 @@ class GRPOTrainer(TrainingRun, TrlGRPOTrainer):  # type: ignore[misc]
         self._uses_bucket = True
         make = partial(
             BucketGeneration,
-            connect=partial(self._connect_bucket, args),
+            connect=partial(self._connect_on_all, args),
             sync=self._publish_and_wait,
         )
         with generation_backend(make):
             super().__init__(model, reward_funcs, args, *more, **kwargs)
+
+    def _connect_on_all(self, args: GRPOConfig, model: Any) -> VersionedClient | None:
+        with all_ranks("connecting to the bucket and the replicas"):
+            return self._connect_bucket(args, model)
 
     def _connect_bucket(self, args: GRPOConfig, model: Any) -> VersionedClient | None:
         """On all ranks; on rank 0, check everything that can be checked before the first step."""
@@ -142,8 +147,9 @@ class GRPOTrainer(TrainingRun, TrlGRPOTrainer):  # type: ignore[misc]
         return client
 
     def _publish_and_wait(self) -> str | None:
-        if self._bucket is not None and not self._bucket.running:
-            self._bucket.start()  # an evaluation before or after training
+        with all_ranks("claiming the run"):
+            if self._bucket is not None and not self._bucket.running:
+                self._bucket.start()  # an evaluation before or after training
         self._sync_to_bucket()
         return adapter_name(self.args.bucket_run_id, self.model_version) if self._bucket else None
 

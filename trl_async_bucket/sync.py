@@ -29,7 +29,7 @@ from trl_async_bucket.fleet import TrainedModel, base_model_ref, connect
 from trl_async_bucket.publisher import Publisher, Snapshot, SyncRecord
 from trl_async_bucket.readiness import ReplicaClient
 from trl_async_bucket.settings import SyncSettings
-from trl_async_bucket.snapshot import SnapshotBuffer, lora_parameters
+from trl_async_bucket.snapshot import Shards, SnapshotBuffer, full_shape, lora_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ class BucketSync:
         # First: its error names the field, where the one about parameters names a tensor.
         check_adapter_config(self._adapter_config)
         parameters = lora_parameters(model, adapter)
-        self._shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        self._rank = largest_rank(parameters)
+        self._shapes = {name: full_shape(p) for name, p in parameters.items()}
+        self._rank = largest_rank(self._shapes)
         self._store = open_store(settings.bucket_url)
         trained = TrainedModel.of(model, self._base_model, self._rank)
         self._fleet = connect(settings, self._store, trained)
@@ -190,7 +190,7 @@ class BucketSync:
 
     def take(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor | Shards],
         *,
         version: int,
         step: int,
@@ -202,7 +202,7 @@ class BucketSync:
         the untrained policy, and is published as that: step 0.
 
         Args:
-            tensors: Whole LoRA tensors by key, as ``lora_parameters`` names them.
+            tensors: What ``AdapterGather.gather`` returned.
             version: Greater than every one before, and at least ``next_version``.
             step: Optimizer steps taken so far.
             probe: What the model computes with these very tensors.
@@ -216,7 +216,7 @@ class BucketSync:
         assert isinstance(buffer, SnapshotBuffer)
         buffer.fill(tensors)
         snapshot_s = time.perf_counter() - started
-        self._trained = self._trained or _has_effect(tensors)
+        self._trained = self._trained or buffer.has_effect()
         step = step if self._trained else 0
         publisher.submit(Snapshot(version, step, buffer, time.monotonic(), probe))
         self._taken_version = version
@@ -279,7 +279,3 @@ class BucketSync:
             timeout_s=timeout_s,
             should_stop=should_stop,
         )
-
-
-def _has_effect(tensors: Mapping[str, torch.Tensor]) -> bool:
-    return any(bool(tensor.any()) for name, tensor in tensors.items() if ".lora_B." in name)

@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from adapter_bucket.probe import Probe
+from trl_async_bucket.gather import AdapterGather, plan_gather
 from trl_async_bucket.probe_maker import ProbeMaker, Score, probe_tokens, score_plainly
-from trl_async_bucket.snapshot import full_tensors, lora_parameters
+from trl_async_bucket.ranks import all_ranks
 from trl_async_bucket.sync import BucketSync
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class TrainingRun(_Base):  # type: ignore[misc]
     _bucket: BucketSync | None = None
     """On rank 0 only."""
     _bucket_adapter: str = "default"
-    _bucket_parameters: Any = None
+    _bucket_gather: AdapterGather | None = None
     _bucket_probes: ProbeMaker | None = None
     _bucket_syncs: int = 0
     """Syncs since the run was started; the same on all ranks."""
@@ -46,10 +47,11 @@ class TrainingRun(_Base):  # type: ignore[misc]
     def _sync_to_bucket(self) -> None:
         """Snapshot, hand over, and wait only if the replicas are too far behind. All ranks."""
         started = time.perf_counter()
-        tensors = self._gather_adapter()
-        probe = self._make_probe()
-        if self._bucket is not None:
-            self._publish(self._bucket, tensors, probe, started=started)
+        with all_ranks("publishing the policy"):
+            tensors = self._gather_adapter()
+            probe = self._make_probe()
+            if self._bucket is not None:
+                self._publish(self._bucket, tensors, probe, started=started)
         self._bucket_syncs += 1
         self._bucket_synced_step = self.state.global_step
 
@@ -59,10 +61,11 @@ class TrainingRun(_Base):  # type: ignore[misc]
         The parameters are looked up at the first sync of a run, not in the constructor: FSDP
         replaces them when the model is prepared.
         """
-        if self._bucket_parameters is None:
+        if self._bucket_gather is None:
             model = self.accelerator.unwrap_model(self.model)
-            self._bucket_parameters = lora_parameters(model, self._bucket_adapter)
-        return full_tensors(self._bucket_parameters)
+            dtype = self._bucket.dtype if self._bucket is not None else None
+            self._bucket_gather = plan_gather(model, self._bucket_adapter, dtype)
+        return self._bucket_gather.gather()
 
     def _make_probe(self) -> Probe | None:
         """For the first two syncs of a start and then every N-th. All ranks, by the same count."""
@@ -117,15 +120,17 @@ class TrainingRun(_Base):  # type: ignore[misc]
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         if not self._uses_bucket:
             return super()._inner_training_loop(*args, **kwargs)
-        self._bucket_parameters, self._bucket_syncs = None, 0
-        if self._bucket is not None:
-            self._bucket.start()
+        self._bucket_gather, self._bucket_syncs = None, 0
+        with all_ranks("claiming the run"):
+            if self._bucket is not None:
+                self._bucket.start()
         try:
             output = super()._inner_training_loop(*args, **kwargs)
             if self._bucket_synced_step != self.state.global_step:
                 self._sync_last()
-            if self._bucket is not None:
-                self._bucket.finish()
+            with all_ranks("finishing the run"):
+                if self._bucket is not None:
+                    self._bucket.finish()
             self.log({})  # on all ranks: the last version's record came after TRL's last log
         except BaseException:
             self._mark_interrupted()

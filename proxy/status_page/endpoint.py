@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 
 class StatusPage:
-    """Renders the page anew for every request: it costs about a millisecond."""
+    """Renders the page anew for every request: it costs a few milliseconds."""
 
     def __init__(
         self, fleet: Fleet, metrics: Metrics, history: History, errors: RecentErrors

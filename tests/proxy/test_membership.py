@@ -298,6 +298,30 @@ async def test_the_slot_and_the_blocks_of_a_replica_that_left_are_given_up(
     assert len(proxy.deps.fleet.up()) == 1
 
 
+async def test_what_a_leaving_replica_was_asked_goes_to_another(
+    harness: Harness, bucket: str, store: Store
+) -> None:
+    async def never(received: object, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(3600)
+
+    leaving = await harness.replica(StandIn(ready={"run-v1"}, behaviour=never))
+    write_heartbeat(store, heartbeat(leaving.url))
+    proxy = await follow(harness, bucket, control_timeout_s=0.3)
+    await proxy.until_up(1)
+    member = proxy.deps.fleet.replicas[0]
+    asked = [asyncio.create_task(proxy.generate("run-v1")) for _ in range(5)]
+    await until(lambda: member.in_flight == 5)
+    other = await harness.replica(StandIn(ready={"run-v1"}))
+    write_heartbeat(store, heartbeat(other.url, replica_id="two"))
+    await proxy.until_up(2)
+    remove_heartbeat(store, "run", "one")
+    leaving.frozen = True  # the machine is gone, its connections are not
+    await until(lambda: members(proxy) == [other.url])
+    assert [(await one).json()["served_by"] for one in asked] == [other.port] * 5
+    assert (member.in_flight, member.by_model, member.outstanding) == (0, {}, 0)
+    assert proxy.in_flight() == [0]
+
+
 # --- reading, without a proxy ---
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field
 
 STATUS_PATH = "/bucket_lora/status"
+VERSIONS_PATH = "/bucket_lora/versions"
 ADAPTER_PARAM = "adapter"
 WAIT_PARAM = "wait"
 NEED_PARAM = "need"
@@ -77,6 +78,29 @@ class AdapterStatus(BaseModel):
     """How many replicas were asked."""
     probe: ProbeResult | None = None
     """What became of its probe; ``None`` while it was not tried, and in answers about a fleet."""
+
+
+class VersionStatus(AdapterStatus):
+    """One version in the window of a run, in the answer of ``GET /bucket_lora/versions``."""
+
+    run_id: str
+    version: int
+    step: int
+    """Optimizer step of its snapshot."""
+    created_at: float
+    """Unix time by the writer's clock, seconds."""
+    rank: int
+    dtype: str
+    weights_bytes: int
+
+
+class VersionList(BaseModel):
+    """What a replica says of every version that it knows, by run and ascending."""
+
+    model_config = _WIRE
+
+    replica_id: str
+    versions: list[VersionStatus] = []
 
 
 class RunStatus(BaseModel):

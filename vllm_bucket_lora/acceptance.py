@@ -27,6 +27,7 @@ class Served:
     vllm_version: str = ""
     logprobs_mode: str = ""
     quantization: str = ""
+    plugin_version: str = ""
 
 
 def run_fault(manifest: Manifest, served: Served) -> str | None:

@@ -23,6 +23,8 @@ from adapter_bucket.signing import KEYS_VARIABLE, SigningKeys
 PLUGIN_NAME = "bucket-lora"
 SESSION_ENV = "BUCKET_LORA_SESSION_DIR"
 """Set by the plugin itself, never by people: tells engine processes that it is switched on."""
+URL_ENV = "BUCKET_LORA_URL"
+"""The bucket: people may set it, and the plugin sets it for the engine processes."""
 
 MIN_POLL_S = 0.01
 MAX_POLL_S = 3600.0

@@ -12,7 +12,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from adapter_bucket.status import ADAPTER_PARAM, MAX_WAIT_S, STATUS_PATH, WAIT_PARAM
+from adapter_bucket.status import (
+    ADAPTER_PARAM,
+    MAX_WAIT_S,
+    STATUS_PATH,
+    VERSIONS_PATH,
+    WAIT_PARAM,
+)
 from vllm_bucket_lora.config import PLUGIN_NAME
 from vllm_bucket_lora.service import Service
 from vllm_bucket_lora.start import start_service
@@ -31,8 +37,9 @@ class BucketLoraEndpoints:
         self._keys: list[str] = []
 
     def attach_router(self, app: Any) -> None:
-        """Add the status route. Called before ``init_state``."""
+        """Add the routes. Called before ``init_state``."""
         app.add_route(STATUS_PATH, self.status, methods=["GET"])
+        app.add_route(VERSIONS_PATH, self.versions, methods=["GET"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Start following the bucket, unless the plugin was not asked for."""
@@ -44,16 +51,30 @@ class BucketLoraEndpoints:
 
     async def status(self, request: Request) -> Response:
         """``GET /bucket_lora/status``, see ``adapter_bucket.status``."""
-        if not _authorised(request, self._keys):
-            return JSONResponse({"error": "Unauthorized"}, status_code=401)
-        if self._service is None:
-            return JSONResponse({"error": f"start with --plugin {PLUGIN_NAME}"}, status_code=404)
+        service = self._service_for(request)
+        if isinstance(service, Response):
+            return service
         try:
             wait_s = min(MAX_WAIT_S, max(0.0, float(request.query_params.get(WAIT_PARAM, "0"))))
         except ValueError:
             return JSONResponse({"error": f"{WAIT_PARAM} is not a number"}, status_code=400)
-        answer = await self._service.answer(request.query_params.get(ADAPTER_PARAM), wait_s)
+        answer = await service.answer(request.query_params.get(ADAPTER_PARAM), wait_s)
         return Response(answer.model_dump_json(), media_type="application/json")
+
+    async def versions(self, request: Request) -> Response:
+        """``GET /bucket_lora/versions``: each version in a window, with its state and size."""
+        service = self._service_for(request)
+        if isinstance(service, Response):
+            return service
+        return Response(service.versions().model_dump_json(), media_type="application/json")
+
+    def _service_for(self, request: Request) -> Service | Response:
+        """The service, or why this request gets no answer of it."""
+        if not _authorised(request, self._keys):
+            return JSONResponse({"error": "Unauthorized"}, status_code=401)
+        if self._service is None:
+            return JSONResponse({"error": f"start with --plugin {PLUGIN_NAME}"}, status_code=404)
+        return self._service
 
 
 def _api_keys(args: Namespace) -> list[str]:

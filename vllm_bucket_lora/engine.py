@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import importlib.metadata
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -23,12 +24,14 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
-from adapter_bucket.errors import ConfigError
+from adapter_bucket.errors import ConfigError, StoreUnavailable
 from adapter_bucket.layout import WEIGHTS_FILE, parse_adapter_name
+from adapter_bucket.probe import Probe
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.ports import LoadRefused
+from vllm_bucket_lora.prober import EngineProber
 from vllm_bucket_lora.service import Rejection
-from vllm_bucket_lora.worker import PREPARE, PREPARED
+from vllm_bucket_lora.worker import PREPARE, PREPARED, SHARES
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +69,15 @@ class VllmLoader:
         self._numbers: dict[int, str] = {}
         """Which adapter of ours the engine has under a number."""
         self._can_prepare = True
+        self._shared: bool | None = None
+        """Whether all workers read this machine's files; unknown before the first load."""
+        self._prober = EngineProber(engine_client)
 
-    async def load(self, name: str, path: Path) -> None:
-        """See ``ports.Loader.load``. Returns once every engine has it in a slot."""
+    async def load(self, name: str, path: Path, probe: Probe | None) -> None:
+        """See ``ports.Loader.load``. Returns once every engine has it in a slot and passed.
+
+        No request can name it before: it enters the table of models last.
+        """
         async with self._models.lora_resolver_lock[name]:
             taken = name in self._models.lora_requests and name not in self._ours
             if taken or self._models.is_base_model(name):
@@ -88,6 +97,8 @@ class VllmLoader:
                 raise LoadRefused(f"vLLM does not load it: {error}") from error
             if not added:
                 raise LoadRefused("vLLM did not add it, and gave no reason; see its log")
+            if probe is not None:
+                await self._prober.check(request, probe)
             self._models.lora_requests[name] = request
             self._ours.add(name)
 
@@ -103,23 +114,57 @@ class VllmLoader:
     async def _prepare(self, request: LoRARequest) -> None:
         """Have the workers read the files beside their loop, so that adding is only a copy.
 
-        A help, not a condition: what goes wrong here goes wrong in ``add_lora`` as well, with
-        vLLM's own words, or does no harm.
+        On this machine a help, not a condition: what goes wrong here goes wrong in ``add_lora`` as
+        well, with vLLM's own words, or does no harm.
+
+        Raises:
+            StoreUnavailable: a worker elsewhere has no copy of the adapter yet; try again.
         """
-        if not self._can_prepare or _weights_bytes(request) < PREPARE_MIN_BYTES:
+        if not self._can_prepare:
             return
-        name, number, path = request.lora_name, request.lora_int_id, request.lora_path
         try:
-            await self._engine.collective_rpc(PREPARE, args=(name, number, path))
-            for tick in range(PREPARE_TICKS):
-                await asyncio.sleep(min(PREPARE_TICK_S * (1 + tick), PREPARE_MAX_TICK_S))
-                if all(await self._engine.collective_rpc(PREPARED, args=(number,))):
-                    return
+            if self._shared is None:
+                self._shared = all(await self._on_all_workers(SHARES, request.lora_path))
+            if self._shared and _weights_bytes(request) < PREPARE_MIN_BYTES:
+                return
+            left = await self._read_in_workers(request)
         except EngineDeadError:
             raise
         except Exception:
             self._can_prepare = False
             logger.exception("adapters are read inside the engine loop from now on")
+            return
+        # A worker that brings its own copy must have it: it would fetch it inside the engine loop.
+        if left and not self._shared:
+            raise StoreUnavailable(f"an engine on another machine has no copy of it yet: {left}")
+
+    async def _read_in_workers(self, request: LoRARequest) -> str:
+        """Have every worker read the files. Returns why one has not, or nothing."""
+        number = request.lora_int_id
+        await self._on_all_workers(PREPARE, request.lora_name, number, request.lora_path)
+        for tick in range(PREPARE_TICKS):
+            await asyncio.sleep(min(PREPARE_TICK_S * (1 + tick), PREPARE_MAX_TICK_S))
+            answers = await self._on_all_workers(PREPARED, number)
+            if faults := [answer for answer in answers if isinstance(answer, str)]:
+                return str(faults[0])
+            if all(answers):
+                return ""
+        return "it is still being fetched"
+
+    async def _on_all_workers(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every worker of every engine.
+
+        vLLM's ``collective_rpc`` calls all engines too, but returns the first one's answers only.
+        """
+        core: Any = getattr(self._engine, "engine_core", None)
+        engines = getattr(core, "core_engines", None) or ()
+        if len(engines) < 2:
+            return list(await self._engine.collective_rpc(method, args=args))
+        call = functools.partial(
+            core._call_utility_async, "collective_rpc", method, None, args, None
+        )
+        answers = await asyncio.gather(*(call(engine=engine) for engine in engines))
+        return [one for some in answers for one in some]
 
     async def forget(self, name: str) -> None:
         """See ``ports.Loader.forget``."""
@@ -180,6 +225,7 @@ def describe_server(vllm_config: Any, base_model: str) -> Served:
         vllm_version=vllm.__version__,
         logprobs_mode=str(model.logprobs_mode),
         quantization=str(model.quantization or "none"),
+        plugin_version=importlib.metadata.version("trl-async-bucket"),
     )
 
 
@@ -214,3 +260,28 @@ def hold_requests(models: Any, admit: Admit) -> None:
 
     _check_model._bucket_lora = True  # type: ignore[attr-defined]
     BaseServing._check_model = _check_model
+
+
+def follow_sleep(
+    engine_client: Any, on_sleep: Callable[[], Awaitable[None]], on_wake: Callable[[], None]
+) -> None:
+    """Be told before the engine goes to sleep, and once it is fully awake again.
+
+    Wraps two methods of this client: vLLM has no hook for either. To be removed once it has.
+    """
+    sleep, wake_up = engine_client.sleep, engine_client.wake_up
+
+    async def sleeping(*args: Any, **kwargs: Any) -> None:
+        await on_sleep()
+        try:
+            await sleep(*args, **kwargs)
+        except BaseException:
+            on_wake()
+            raise
+
+    async def waking(*args: Any, **kwargs: Any) -> None:
+        await wake_up(*args, **kwargs)
+        if not await engine_client.is_sleeping():  # weights and KV cache may wake one by one
+            on_wake()
+
+    engine_client.sleep, engine_client.wake_up = sleeping, waking

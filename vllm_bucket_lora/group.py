@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from adapter_bucket.status import ProbeResult
 from vllm_bucket_lora.slots import Admission
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class RunView(BaseModel):
     refused: dict[int, str] = {}
     pending: dict[int, str] = {}
     """Versions that failed and will be tried again, with the reason."""
+    probes: dict[int, ProbeResult] = {}
+    """Of ready versions, and of those refused for theirs."""
     refusal: str | None = None
     """Why nothing of the run is served."""
     fault: str | None = None
@@ -54,6 +57,8 @@ class ServerState(BaseModel):
     admission: Admission | None = None
     """Which runs get slots; only the leader's counts."""
     fault: str | None = None
+    asleep: bool = False
+    """Whether it was told that the engine sleeps."""
 
 
 class ServerGroup:
@@ -104,6 +109,11 @@ class ServerGroup:
         """See ``ports.Group.leaders_admission``."""
         state = self._own if self.leader else self._read(0)
         return state.admission if state else None
+
+    def asleep(self) -> bool:
+        """See ``ports.Group.asleep``."""
+        states = [self._read(other) for other in self._others]
+        return any(state is not None and state.asleep for state in states)
 
     def held_elsewhere(self, name: str) -> bool:
         """See ``ports.Group.held_elsewhere``. Never from memory: an old answer deletes too much."""

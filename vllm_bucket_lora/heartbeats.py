@@ -49,6 +49,7 @@ class Heart:
         url: str,
         status: Callable[[], ReplicaStatus],
         executor: Executor,
+        note: Callable[[Iterable[str | None]], None] = lambda alive: None,
         interval_s: float = INTERVAL_S,
         settle_s: float = SETTLE_S,
     ) -> None:
@@ -57,6 +58,7 @@ class Heart:
         self._url = url
         self._status = status
         self._executor = executor
+        self._note_alive = note
         self._interval_s = interval_s
         self._settle_s = settle_s
         self._sequence = 0
@@ -102,6 +104,8 @@ class Heart:
         ended = [run_id for run_id in self._alive if run_id not in current]
         loop = asyncio.get_running_loop()
         try:
+            if set(current) - self._alive:  # before there is one that nobody would take back
+                self._note_alive({*current, *self._alive})
             await loop.run_in_executor(self._executor, self._send, beats, ended)
         except BucketError as error:
             self._note(error)
@@ -151,6 +155,7 @@ class Heart:
         def take_back() -> None:
             with contextlib.suppress(BucketError):
                 self._send([], self._alive)
+                self._note_alive(set())
 
         if self._alive:
             thread = threading.Thread(target=take_back, name="bucket-lora-goodbye", daemon=True)

@@ -42,6 +42,10 @@ VERSIONS = Counter(
     "Versions by what became of them; a failed one is tried again.",
     ["outcome"],
 )
+PROBE_FAILURES = Counter(
+    "bucket_lora_probe_failures",
+    "Versions refused because an engine does not compute with them as the trainer does.",
+)
 POLL_FAULTS = Counter("bucket_lora_poll_faults", "Polls of a manifest or listing that failed.")
 REQUESTS_HELD = Counter(
     "bucket_lora_requests_held",

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from adapter_bucket.errors import ConfigError, NotPublished
 from adapter_bucket.fetch import RunReader
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import Manifest, VersionEntry
+from adapter_bucket.probe import Probe
 from adapter_bucket.store import Store
 from adapter_bucket.stores import open_store
 from vllm_bucket_lora.acceptance import Served, run_fault, version_fault
@@ -45,6 +47,7 @@ class Follower:
         served: Served,
         add: Callable[[str, Path], Any],
         remove: Callable[[str], None],
+        prove: Callable[[Any, Probe], None] = lambda request, probe: None,
         cache_dir: Path | None = None,
     ) -> None:
         """Follow ``run_id``.
@@ -55,6 +58,7 @@ class Follower:
             served: What the engine can take.
             add: Loads an adapter into the engine and returns vLLM's request for it.
             remove: Takes an adapter out of the engine.
+            prove: Has the engine evaluate a probe with a request; raises ``ProbeFailed``.
             cache_dir: Where files go; memory if the machine offers it.
         """
         self._reader = RunReader(store, run_id)
@@ -62,6 +66,7 @@ class Follower:
         self._served = served
         self._add = add
         self._remove = remove
+        self._prove = prove
         self._session = create_session(cache_dir)
         self._cache = VersionCache(store, self._session.path)
         self._current: tuple[VersionEntry, Any] | None = None
@@ -81,6 +86,8 @@ class Follower:
             NotPublished: the run has no version, also not within ``wait_s``.
             ConfigError: the engine cannot serve the run; the message says what to change.
             LoadRefused: the version's bytes are no adapter for this model.
+            ProbeFailed: the engine does not compute with it as the trainer does. The version that
+                was loaded before stays loaded.
             IntegrityError: the bytes differ from what the manifest promises.
             StoreUnavailable: the bucket does not answer; call again.
         """
@@ -90,12 +97,26 @@ class Follower:
         if fault := version_fault(entry, self._served):
             raise ConfigError(f"{self._name(entry)} cannot be served: {fault}")
         path = self._cache.fetch(self._run_id, entry)
-        request = self._add(self._name(entry), path)
+        try:
+            request = self._load(entry, path)
+        except BaseException:
+            self._cache.remove(self._run_id, entry.version, unless=lambda: False)
+            raise
         old, self._current = self._current, (entry, request)
         if old is not None:
             self._remove(self._name(old[0]))
             self._cache.remove(self._run_id, old[0].version, unless=lambda: False)
         logger.info("generating with %s", self._name(entry))
+        return request
+
+    def _load(self, entry: VersionEntry, path: Path) -> Any:
+        request = self._add(self._name(entry), path)
+        if entry.probe is not None:
+            try:
+                self._prove(request, entry.probe)
+            except BaseException:
+                self._remove(self._name(entry))
+                raise
         return request
 
     def close(self) -> None:
@@ -159,7 +180,9 @@ def follow(
     from vllm.lora.request import LoRARequest
 
     from vllm_bucket_lora.engine import describe_server, stable_id
+    from vllm_bucket_lora.prober import check_offline
 
+    _install_worker_side(llm)
     engine = llm.llm_engine
     config = engine.vllm_config
 
@@ -179,5 +202,24 @@ def follow(
         served=describe_server(config, base_model or config.model_config.model),
         add=add,
         remove=lambda name: engine.remove_lora(stable_id(name)),
+        prove=lambda request, probe: check_offline(llm, request, probe),
         cache_dir=cache_dir,
     )
+
+
+def _install_worker_side(llm: Any) -> None:
+    """Make sure that the engine compares module names with the model's own.
+
+    An engine in a process of its own did it when it started; one in this process is told now.
+    """
+    from vllm_bucket_lora.worker import SHARES, install
+
+    if "vllm.lora.worker_manager" in sys.modules:
+        install()
+    try:
+        llm.collective_rpc(SHARES, args=("",))
+    except Exception:
+        logger.warning(
+            "the engine's processes did not load this plugin, so module names of adapters are not "
+            "compared with the model's; put 'bucket-lora' into VLLM_PLUGINS"
+        )

@@ -1,17 +1,20 @@
 """The general plugin: flags of ``vllm serve``, checked before a model loads.
 
 vLLM calls ``register`` in the process that parses the command line, and again in every engine and
-worker process. Without ``--plugin bucket-lora`` nothing but the flags' presence changes.
+worker process. Without ``--plugin bucket-lora`` only the flags appear, and in engine processes two
+hooks that pass on everything but this plugin's own adapters.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import logging
+import multiprocessing
 import os
 import sys
 from typing import Any
@@ -22,9 +25,11 @@ from vllm_bucket_lora.config import (
     OPTIONS,
     PLUGIN_NAME,
     SESSION_ENV,
+    URL_ENV,
     load_signing_keys,
     resolve_options,
 )
+from vllm_bucket_lora.goodbye import take_back_left
 from vllm_bucket_lora.session import create_session, remove_session
 
 logger = logging.getLogger(__name__)
@@ -52,6 +57,21 @@ def register() -> None:
         from vllm_bucket_lora.worker import install
 
         install()
+    elif _is_engine_process():
+        # Somebody who only has the plugin installed must not lose an engine to it.
+        with contextlib.suppress(ImportError):
+            from vllm_bucket_lora.worker import install
+
+            install()
+
+
+def _is_engine_process() -> bool:
+    """Whether vLLM started this process to run a model, perhaps for an ``LLM`` that will follow.
+
+    What is installed then is inert: it acts on adapters in this plugin's own directories only.
+    """
+    runs_model = {"vllm.v1.engine.core", "vllm.v1.worker.worker_base"} & set(sys.modules)
+    return multiprocessing.parent_process() is not None and bool(runs_model)
 
 
 def _add_flags_to(engine_args: Any) -> None:
@@ -135,8 +155,10 @@ def activate(args: argparse.Namespace) -> None:
     allow_endpoint_plugin()
     session = create_session(args.bucket_lora_cache_dir)
     atexit.register(remove_session, session)
+    atexit.register(take_back_left, session.path)  # runs first
     args.bucket_lora_session_dir = str(session.path)
     os.environ[SESSION_ENV] = str(session.path)
+    os.environ[URL_ENV] = args.bucket_lora_url
 
 
 def _refuse_flags_without_plugin(args: argparse.Namespace) -> None:

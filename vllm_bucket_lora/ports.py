@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from adapter_bucket.manifest import VersionEntry
+from adapter_bucket.probe import Probe
 from vllm_bucket_lora.slots import Admission
 
 
@@ -14,14 +15,20 @@ class LoadRefused(Exception):
     """The engine will never serve this adapter. The message says why."""
 
 
+class ProbeFailed(LoadRefused):
+    """The engine holds the adapter, and does not compute with it as the trainer does."""
+
+
 class Loader(Protocol):
     """An inference engine that serves adapters by name. Called in the event loop."""
 
-    async def load(self, name: str, path: Path) -> None:
-        """Make the adapter servable under ``name``. Idempotent.
+    async def load(self, name: str, path: Path, probe: Probe | None) -> None:
+        """Make the adapter servable under ``name``, if it passes its probe. Idempotent.
 
         Raises:
             LoadRefused: it never will be.
+            ProbeFailed: the engine has it, and computes something else.
+            TimeoutError: the engine did not answer; try again.
         """
         ...
 
@@ -69,6 +76,10 @@ class Group(Protocol):
 
     def leaders_admission(self) -> Admission | None:
         """What the leader decided last, or ``None`` while it has not."""
+        ...
+
+    def asleep(self) -> bool:
+        """Whether another process was told that the engine sleeps."""
         ...
 
     def held_elsewhere(self, name: str) -> bool:

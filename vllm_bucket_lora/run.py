@@ -6,7 +6,7 @@ Owns the pace of polling and of retries. Does no loading.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,10 +14,14 @@ from adapter_bucket.errors import BucketError, NotPublished
 from adapter_bucket.fetch import RunReader
 from adapter_bucket.manifest import Manifest, RunState, VersionEntry
 from vllm_bucket_lora.acceptance import Served, run_fault, version_fault
-from vllm_bucket_lora.slots import Demand
+from vllm_bucket_lora.slots import Demand, to_load
 
 EAGER_POLL_S = 0.1
 """While a client waits for a version: its commit may be a moment away."""
+EXPECTED_POLL_S = 0.15
+"""Around the time at which the next version is due, if the last two are a guide."""
+EXPECTED_MARGIN = 0.1
+"""Share of the gap between two versions by which the next may be early, or twice that late."""
 QUIET_AFTER_S = 60.0
 """Without news for this long, a run is polled less and less often …"""
 QUIET_POLL_S = 5.0
@@ -58,6 +62,8 @@ class Run:
     random: Callable[[], float] = random.random
     manifest: Manifest | None = None
     changed_at: float = 0.0
+    gap_s: float = 0.0
+    """Time between the last two new versions, as seen here; 0 while there were no two."""
     due_at: float = 0.0
     waiting: int = 0
     """Clients that wait for a version of this run."""
@@ -68,6 +74,8 @@ class Run:
     """Why no version can be served here."""
     refused: dict[int, str] = field(default_factory=dict)
     """Versions that will never be served here."""
+    probe_failed: set[int] = field(default_factory=set)
+    """Those of them whose probe failed."""
     retries: dict[int, Retry] = field(default_factory=dict)
 
     def read(self) -> Manifest | BucketError | None:
@@ -94,11 +102,14 @@ class Run:
         return before != (self.manifest, self.fault, self.missing_since)
 
     def _take(self, manifest: Manifest, now: float) -> None:
+        if self.manifest is not None and manifest.latest > self.manifest.latest > 0:
+            self.gap_s = now - self.changed_at
         self.manifest = manifest
         self.changed_at = now
         self.base_fault = run_fault(manifest, self.served)
         numbers = {entry.version for entry in manifest.versions}
         self.refused = {v: why for v, why in self.refused.items() if v in numbers}
+        self.probe_failed &= numbers
         self.retries = {v: retry for v, retry in self.retries.items() if v in numbers}
         for entry in manifest.window_versions():
             if entry.version not in self.refused and (why := version_fault(entry, self.served)):
@@ -114,9 +125,15 @@ class Run:
         if self.manifest is not None and not self.running:
             return max(poll_s, ENDED_POLL_S)
         quiet_s = now - max(self.changed_at, self.first_seen_at)
-        if quiet_s <= QUIET_AFTER_S:
-            return poll_s
-        return max(poll_s, min(QUIET_POLL_S, poll_s * quiet_s / QUIET_AFTER_S))
+        interval = poll_s
+        if quiet_s > QUIET_AFTER_S:
+            interval = max(poll_s, min(QUIET_POLL_S, poll_s * quiet_s / QUIET_AFTER_S))
+        early_s = self.gap_s * (1 - EXPECTED_MARGIN) - quiet_s
+        if early_s > 0:  # do not sleep over the time at which it is due
+            return min(interval, max(early_s, EXPECTED_POLL_S))
+        if quiet_s <= self.gap_s * (1 + 2 * EXPECTED_MARGIN):
+            return min(interval, EXPECTED_POLL_S)
+        return interval
 
     @property
     def running(self) -> bool:
@@ -158,10 +175,33 @@ class Run:
         self.retries[version] = Retry(reason, now + wait_s, attempts)
         return known is None or known.reason != reason
 
+    def doubt(self) -> None:
+        """Forget failed probes: the engine is not in the state that it was in."""
+        for version in self.probe_failed:
+            self.refused.pop(version, None)
+        self.probe_failed.clear()
+
     def faults(self) -> dict[int, str]:
         """Versions that are not expected to become ready, with the reason."""
         tried = {v: r.reason for v, r in self.retries.items() if r.attempts >= FAULTY_AFTER}
         return {**tried, **self.refused}
+
+
+def next_to_load(
+    runs: Iterable[Run],
+    ready: Callable[[str], list[int]],
+    keep: Callable[[str], int],
+    now: float,
+) -> tuple[Run, VersionEntry] | None:
+    """The next version to load: each run's newest before any run's second newest."""
+    best: tuple[int, Run, VersionEntry] | None = None
+    for run in runs:
+        loaded, entries = ready(run.run_id), run.entries()
+        for version in to_load(entries, loaded, keep(run.run_id), run.unusable(now))[:1]:
+            newer = sum(other > version for other in loaded)
+            if best is None or newer < best[0]:
+                best = (newer, run, entries[version])
+    return None if best is None else best[1:]
 
 
 def _longest_gap_s(manifest: Manifest) -> float:

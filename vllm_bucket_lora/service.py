@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapter_bucket.layout import parse_adapter_name
-from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus
+from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus, VersionList
 from vllm_bucket_lora import metrics
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.group import TICK_S, ServerGroup, ServerState
 from vllm_bucket_lora.shelf import Shelf
-from vllm_bucket_lora.status import adapter_status, join, replica_status, view_of
+from vllm_bucket_lora.status import (
+    adapter_status,
+    join,
+    replica_status,
+    version_status,
+    view_of,
+)
 from vllm_bucket_lora.watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -26,6 +32,8 @@ logger = logging.getLogger(__name__)
 UNPUBLISHED_WAIT_S = 1.0
 """Longest wait of a request for a version that is not in the manifest: time for a look or two, as
 its commit may be younger than the last poll."""
+
+ASLEEP = "the engine sleeps; versions are loaded again when it wakes up (POST /wake_up)"
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class Service:
         """Tell waiting clients and the other processes that something changed here."""
         watcher, views = self._watcher, {}
         for run in watcher.runs.values():
-            view = view_of(run, self._shelf.ready(run.run_id), watcher.admission)
+            view = view_of(run, self._shelf.probes(run.run_id), watcher.admission)
             if view is not None:
                 views[run.run_id] = view
                 metrics.NEWEST_READY.labels(run.run_id).set(max(view.ready, default=0))
@@ -99,14 +107,29 @@ class Service:
             runs=views,
             holds=self._shelf.names,
             admission=watcher.admission,
-            fault=watcher.fault or self._task_fault,
+            fault=watcher.fault or self._task_fault or (ASLEEP if watcher.asleep else None),
+            asleep=watcher.asleep,
         )
         self._group.publish(state)
         self._notify()
 
     def status(self) -> ReplicaStatus:
         """What the server as a whole serves."""
-        return replica_status(join(self._group.states()), self._served, self._replica_id)
+        server = join(self._group.states())
+        status = replica_status(server, self._served, self._replica_id)
+        return status.model_copy(update={"in_flight": self._shelf.in_flight})
+
+    def versions(self) -> VersionList:
+        """Every version in the window of every run, with its state on the server as a whole."""
+        server = join(self._group.states())
+        return VersionList(
+            replica_id=self._replica_id,
+            versions=[
+                version_status(run_id, entry, server)
+                for run_id, run in sorted(self._watcher.runs.items())
+                for _, entry in sorted(run.entries().items())
+            ],
+        )
 
     async def answer(self, adapter: str | None, wait_s: float) -> ReplicaStatus:
         """The server's status; with ``adapter``, held back until it is not pending any more."""
@@ -187,8 +210,7 @@ class Service:
 
     def _group_changed(self) -> None:
         self._notify()
-        if not self._group.leader:
-            self._watcher.nudge()
+        self._watcher.nudge()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

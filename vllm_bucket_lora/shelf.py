@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import VersionEntry
+from adapter_bucket.status import ProbeResult
 from vllm_bucket_lora import metrics
 from vllm_bucket_lora.ports import Cache, Group, Loader
 
@@ -44,6 +45,7 @@ class Held:
     version: int
     phase: Phase = Phase.LOADING
     since: float = 0.0
+    probe: ProbeResult = ProbeResult.NONE
 
 
 class Shelf:
@@ -84,6 +86,11 @@ class Shelf:
         """Whether any adapter is on its way out."""
         return any(held.phase is Phase.LEAVING for held in self._held.values())
 
+    @property
+    def in_flight(self) -> int:
+        """Requests of this process that are being served with an adapter."""
+        return sum(self._loader.in_flight(name) for name in self._held)
+
     def ready(self, run_id: str) -> list[int]:
         """Versions of the run that this process serves, ascending."""
         return sorted(
@@ -91,6 +98,13 @@ class Shelf:
             for held in self._held.values()
             if held.run_id == run_id and held.phase is Phase.READY
         )
+
+    def probes(self, run_id: str) -> dict[int, ProbeResult]:
+        """What became of the probes of the versions that are ready."""
+        return {
+            version: self._held[adapter_name(run_id, version)].probe
+            for version in self.ready(run_id)
+        }
 
     async def load(self, run_id: str, entry: VersionEntry) -> None:
         """Fetch a version and make it ready. One that is on its way out is taken back.
@@ -105,7 +119,7 @@ class Shelf:
         try:
             path = await self._blocking(lambda: self._cache.fetch(run_id, entry))
             fetched_at = self._clock()
-            await self._loader.load(name, path)
+            await self._loader.load(name, path, entry.probe)
         except BaseException:
             held.phase, held.since = Phase.LEAVING, self._clock()
             raise
@@ -115,10 +129,12 @@ class Shelf:
         metrics.FETCHED_BYTES.inc(entry.weights.size)
         metrics.VERSIONS.labels(metrics.READY).inc()
         logger.info(
-            "%s is ready: %d bytes, fetched in %.3f s, loaded in %.3f s",
+            "%s is ready: %d bytes, fetched in %.3f s, loaded in %.3f s%s",
             name, entry.weights.size, fetched_at - held.since, loaded_at - fetched_at,
+            " (probe passed)" if entry.probe else "",
         )  # fmt: skip
         held.phase, held.since = Phase.READY, loaded_at
+        held.probe = ProbeResult.NONE if entry.probe is None else ProbeResult.PASSED
 
     async def retire(self, run_id: str, version: int) -> None:
         """Stop serving a version. Its slot and files go later, see ``reap``."""
@@ -127,6 +143,16 @@ class Shelf:
         self._held[name] = Held(run_id, version, Phase.LEAVING, self._clock())
         metrics.VERSIONS.labels(metrics.RETIRED).inc()
         logger.info("%s is retired", name)
+        self._on_change()
+
+    async def doubt(self) -> None:
+        """Assume nothing of the engine any more: what was ready has to be loaded anew."""
+        for name, held in list(self._held.items()):
+            if held.phase is Phase.READY:
+                await self._loader.forget(name)
+                # Else adding it again would do nothing: the engine believes that it has it.
+                await self._loader.remove(name)
+                held.phase, held.since = Phase.LEAVING, self._clock()
         self._on_change()
 
     async def reap(self) -> None:

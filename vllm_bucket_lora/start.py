@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from argparse import Namespace
+from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +15,7 @@ from adapter_bucket.stores import open_store
 from vllm_bucket_lora import engine
 from vllm_bucket_lora.cache import VersionCache
 from vllm_bucket_lora.config import config_from_args
+from vllm_bucket_lora.goodbye import Note, note_heartbeats
 from vllm_bucket_lora.group import ServerGroup
 from vllm_bucket_lora.heartbeats import Heart
 from vllm_bucket_lora.service import Service
@@ -73,13 +75,20 @@ async def start_service(engine_client: Any, models: Any, args: Namespace) -> Ser
     )
     service.start(shelf, watcher)
     engine.hold_requests(models, service.admit_request)
+    engine.follow_sleep(engine_client, watcher.engine_sleeps, watcher.engine_wakes)
     if group.leader:
+
+        def note(alive: Iterable[str | None]) -> None:
+            said = Note(url=config.url, replica_id=config.replica_id, runs=list(alive))
+            note_heartbeats(config.session_dir, said)
+
         heart = Heart(
             store,
             replica_id=config.replica_id,
             url=config.public_url,
             status=service.status,
             executor=ThreadPoolExecutor(1, thread_name_prefix="bucket-lora-heart"),
+            note=note,
         )
         service.listen(heart.notice)
         service.spawn(heart.beat(), "heartbeats")

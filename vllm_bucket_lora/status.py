@@ -5,19 +5,35 @@ A version counts as ready when every process serves it, as refused when any proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from adapter_bucket.layout import adapter_name, parse_adapter_name
-from adapter_bucket.manifest import RunState
-from adapter_bucket.status import UNREAD, AdapterStatus, ReadyState, ReplicaStatus, RunStatus
+from adapter_bucket.manifest import RunState, VersionEntry
+from adapter_bucket.status import (
+    UNREAD,
+    AdapterStatus,
+    ProbeResult,
+    ReadyState,
+    ReplicaStatus,
+    RunStatus,
+    VersionStatus,
+)
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.group import RunView, ServerState
 from vllm_bucket_lora.run import Run
 from vllm_bucket_lora.slots import Admission
 
+FAILED = ProbeResult.FAILED
 
-def view_of(run: Run, ready: Sequence[int], admission: Admission) -> RunView | None:
-    """One run as this process sees it, or ``None`` if there is nothing to say of it yet."""
+
+def view_of(run: Run, passed: Mapping[int, ProbeResult], admission: Admission) -> RunView | None:
+    """One run as this process sees it, or ``None`` if there is nothing to say of it yet.
+
+    Args:
+        run: The run.
+        passed: The versions that are ready, with what became of their probes.
+        admission: Which runs have slots.
+    """
     if run.manifest is None:
         # Unsigned, malformed, unreadable: the reason must be seen, though nothing can be believed.
         return RunView(state=UNREAD, latest=0, window=1, fault=run.fault) if run.fault else None
@@ -26,9 +42,10 @@ def view_of(run: Run, ready: Sequence[int], admission: Admission) -> RunView | N
         latest=run.manifest.latest,
         window=run.manifest.window,
         published=sorted(run.entries()),
-        ready=list(ready),
+        ready=sorted(passed),
         refused=run.faults(),
         pending={version: retry.reason for version, retry in run.retries.items()},
+        probes={**passed, **dict.fromkeys(run.probe_failed, ProbeResult.FAILED)},
         refusal=run.base_fault or admission.refused.get(run.run_id),
         fault=run.fault or admission.unkept.get(run.run_id),
     )
@@ -55,10 +72,18 @@ def _join_run(views: Sequence[RunView], *, everywhere: bool) -> RunView:
             "ready": sorted(ready),
             "refused": {v: why for v, why in sorted(refused.items()) if v not in ready},
             "pending": {v: why for view in views for v, why in view.pending.items()},
+            "probes": _join_probes(views, ready),
             "refusal": next((view.refusal for view in views if view.refusal), None),
             "fault": next((view.fault for view in views if view.fault), None),
         }
     )
+
+
+def _join_probes(views: Sequence[RunView], ready: set[int]) -> dict[int, ProbeResult]:
+    """Failed if it failed for one process; else as it went where the version is ready."""
+    failed = {v for view in views for v, result in view.probes.items() if result == FAILED}
+    good = {v: result for v, result in views[0].probes.items() if v in ready}
+    return dict(sorted({**good, **dict.fromkeys(failed, FAILED)}.items()))
 
 
 def replica_status(server: ServerState, served: Served, replica_id: str) -> ReplicaStatus:
@@ -70,6 +95,7 @@ def replica_status(server: ServerState, served: Served, replica_id: str) -> Repl
             window=view.window,
             ready=view.ready,
             refused=view.refused,
+            probes=view.probes,
             refusal=view.refusal,
             error=view.fault,
         )
@@ -86,6 +112,7 @@ def replica_status(server: ServerState, served: Served, replica_id: str) -> Repl
         vllm_version=served.vllm_version,
         logprobs_mode=served.logprobs_mode,
         quantization=served.quantization,
+        plugin_version=served.plugin_version,
         ready=[adapter_name(run_id, v) for run_id, run in runs.items() for v in run.ready],
         runs=runs,
         error=server.fault,
@@ -97,8 +124,31 @@ def adapter_status(
 ) -> AdapterStatus:
     """The answer about one adapter: ready, on its way, or never, with the reason."""
     state, reason = _adapter_state(name, server, follows)
-    ready_on = int(state is ReadyState.READY)
-    return AdapterStatus(name=name, state=state, reason=reason, ready_on=ready_on, replicas=1)
+    run_id, version = parse_adapter_name(name) or ("", 0)
+    view = server.runs.get(run_id)
+    return AdapterStatus(
+        name=name,
+        state=state,
+        reason=reason,
+        ready_on=int(state is ReadyState.READY),
+        replicas=1,
+        probe=view.probes.get(version) if view else None,
+    )
+
+
+def version_status(run_id: str, entry: VersionEntry, server: ServerState) -> VersionStatus:
+    """One line of the answer of ``GET /bucket_lora/versions``."""
+    about = adapter_status(adapter_name(run_id, entry.version), server, follows=lambda _: True)
+    return VersionStatus(
+        **about.model_dump(),
+        run_id=run_id,
+        version=entry.version,
+        step=entry.step,
+        created_at=entry.created_at,
+        rank=entry.rank,
+        dtype=entry.dtype,
+        weights_bytes=entry.weights.size,
+    )
 
 
 def _adapter_state(
@@ -128,4 +178,5 @@ def _adapter_state(
     if version not in view.published or superseded:
         served = ", ".join(map(str, view.ready)) or "none"
         return ReadyState.RETIRED, f"it left the window; ready versions: {served}"
-    return ReadyState.PENDING, view.pending.get(version) or view.fault or "it is being loaded"
+    why = view.pending.get(version) or view.fault or server.fault or "it is being loaded"
+    return ReadyState.PENDING, why

@@ -20,14 +20,13 @@ from typing import TypeVar
 from adapter_bucket.errors import BucketError, NotPublished
 from adapter_bucket.fetch import RunReader, discover_runs
 from adapter_bucket.layout import adapter_name
-from adapter_bucket.manifest import VersionEntry
 from adapter_bucket.store import Store
 from vllm_bucket_lora import metrics
 from vllm_bucket_lora.acceptance import Served
-from vllm_bucket_lora.ports import Group, LoadRefused
-from vllm_bucket_lora.run import JITTER, Run
+from vllm_bucket_lora.ports import Group, LoadRefused, ProbeFailed
+from vllm_bucket_lora.run import JITTER, Run, next_to_load
 from vllm_bucket_lora.shelf import Shelf
-from vllm_bucket_lora.slots import Admission, admit, retired, to_load
+from vllm_bucket_lora.slots import Admission, admit, retired
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +43,7 @@ T = TypeVar("T")
 
 
 class Watcher:
-    """Follows the runs of one store and keeps their versions on the shelf.
-
-    ``runs``, ``admission`` and ``fault`` are read by the status endpoint, in the same event loop;
-    only ``run`` changes them.
-    """
+    """Follows the runs of one store. Only ``run`` changes ``runs``, ``admission`` and ``fault``."""
 
     def __init__(
         self,
@@ -76,6 +71,10 @@ class Watcher:
         self._next_listing_at = clock()
         self._listed_at = clock()
         self._strangers = 0
+        self._was_asleep = False
+        self._loading = asyncio.Lock()
+        self.asleep = False
+        """Whether this process was told that the engine sleeps."""
         self.runs: dict[str, Run] = {}
         self.admission = Admission()
         self.fault: str | None = None
@@ -95,6 +94,22 @@ class Watcher:
 
     def nudge(self) -> None:
         """Decide again, without looking at the bucket: the leader may have decided."""
+        self._woken.set()
+
+    async def engine_sleeps(self) -> None:
+        """Serve and load nothing until ``engine_wakes``. Returns once nothing is routable.
+
+        A sleeping engine has given its memory away, adapter slots included.
+        """
+        self.asleep = True
+        self._on_change()
+        async with self._loading:
+            await self._shelf.doubt()
+
+    def engine_wakes(self) -> None:
+        """Load and probe anew what shall be ready: nothing is assumed of what was in the engine."""
+        self.asleep, self._was_asleep = False, True
+        self._on_change()
         self._woken.set()
 
     @contextlib.contextmanager
@@ -123,7 +138,7 @@ class Watcher:
                 if not await self.step():
                     await self._sleep()
             except Exception as error:
-                # Task boundary: a bug must not silently end the following of all runs.
+                # A bug must not silently end the following of all runs.
                 logger.exception("the watcher failed; it goes on in %.0f s", FAULT_PAUSE_S)
                 self._set_fault(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(FAULT_PAUSE_S)
@@ -134,10 +149,24 @@ class Watcher:
         await self._discover()
         await self._poll()
         await self._decide()
-        tried = await self._load_next()
+        if await self._sleeping():
+            return False
+        async with self._loading:
+            tried = await self._load_next()
         await self._retire()
         await self._shelf.reap()
         return tried
+
+    async def _sleeping(self) -> bool:
+        """Whether the engine sleeps, as any process of the server was told."""
+        asleep = self.asleep or self._group.asleep()
+        if asleep and not self._was_asleep:
+            await self._shelf.doubt()
+        elif self._was_asleep and not asleep:
+            for run in self.runs.values():
+                run.doubt()
+        self._was_asleep = asleep
+        return asleep
 
     async def _discover(self) -> None:
         if self._clock() < self._next_listing_at:
@@ -204,8 +233,8 @@ class Watcher:
         return admit(asked, self._served.max_loras, self.admission.running)
 
     async def _load_next(self) -> bool:
-        choice = self._choose()
-        if choice is None:
+        choice = next_to_load(self.runs.values(), self._shelf.ready, self._keep, self._clock())
+        if choice is None or self.asleep:
             return False
         run, entry = choice
         name = adapter_name(run.run_id, entry.version)
@@ -214,6 +243,9 @@ class Watcher:
             run.retries.pop(entry.version, None)
         except LoadRefused as error:
             run.refused[entry.version] = str(error)
+            if isinstance(error, ProbeFailed):
+                run.probe_failed.add(entry.version)
+                metrics.PROBE_FAILURES.inc()
             metrics.VERSIONS.labels(metrics.REFUSED).inc()
             logger.warning("%s is refused: %s", name, error)
         except (BucketError, OSError) as error:
@@ -226,18 +258,6 @@ class Watcher:
                 logger.warning("%s is not loaded: %s", name, reason)
         self._on_change()
         return True
-
-    def _choose(self) -> tuple[Run, VersionEntry] | None:
-        """The next version to load: each run's newest before any run's second newest."""
-        now = self._clock()
-        best: tuple[int, Run, VersionEntry] | None = None
-        for run in self.runs.values():
-            ready, entries = self._shelf.ready(run.run_id), run.entries()
-            for version in to_load(entries, ready, self._keep(run.run_id), run.unusable(now))[:1]:
-                newer = sum(other > version for other in ready)
-                if best is None or newer < best[0]:
-                    best = (newer, run, entries[version])
-        return None if best is None else best[1:]
 
     async def _retire(self) -> None:
         for run_id in self._shelf.runs:

@@ -1,9 +1,10 @@
 """vLLM's worker side: adapters are read beside the engine loop, and checked against the model.
 
-Installed by the general plugin in every process that runs a model. Two faults of vLLM are worked
-around here. It parses an adapter's files inside the engine loop, so that every request waits. And
-it compares only the last part of a module's name with what the model knows: an adapter with a wrong
-prefix loads without an error, changes nothing, and the server answers as the base model.
+Installed by the general plugin in every process that runs a model. A worker that does not share the
+API server's files brings its own (``remote``). Two faults of vLLM are worked around here. It parses
+an adapter's files inside the engine loop, so that every request waits. And it compares only the
+last part of a module's name with what the model knows: an adapter with a wrong prefix loads without
+an error, changes nothing, and the server answers as the base model.
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ import functools
 import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from adapter_bucket.errors import BucketError
+from adapter_bucket.stores import open_store
 from vllm_bucket_lora import staging
-from vllm_bucket_lora.config import SESSION_ENV
+from vllm_bucket_lora.config import SESSION_ENV, URL_ENV
+from vllm_bucket_lora.remote import OwnCopies, is_elsewhere, is_ours
 
 logger = logging.getLogger(__name__)
 
 PREPARE = "bucket_lora_prepare"
 PREPARED = "bucket_lora_prepared"
+SHARES = "bucket_lora_shares"
 """Names of the worker methods that the API server calls."""
 
 _MAX_PREPARED = 4
@@ -32,12 +40,11 @@ _thread = ThreadPoolExecutor(1, thread_name_prefix="bucket-lora-prepare")
 
 
 def install() -> None:
-    """Wrap ``WorkerLoRAManager._load_adapter``, add two worker methods. Idempotent.
+    """Wrap two methods of ``WorkerLoRAManager``, add three worker methods. Idempotent.
 
     To be removed once vLLM reads adapters outside its loop, and refuses one of which it applies
-    only a part. Neither holds for 0.31.
+    only a part. Neither holds for 0.32.
     """
-    from vllm.distributed import get_pp_group
     from vllm.lora.worker_manager import WorkerLoRAManager
     from vllm.v1.worker.worker_base import WorkerBase
 
@@ -45,13 +52,10 @@ def install() -> None:
     original = WorkerLoRAManager._load_adapter
     if getattr(original, "_bucket_lora", False):
         return
-
-    def read(manager: Any, request: Any) -> Any:
-        lora = original(manager, request)
-        ours = request.lora_path.startswith(os.environ[SESSION_ENV])
-        if ours and get_pp_group().world_size == 1:  # else this worker has some layers only
-            check_modules(lora.loras, manager._adapter_manager)
-        return lora
+    session = os.environ.get(SESSION_ENV, "")  # none in an engine that ``follow`` uses
+    copies = OwnCopies(Path(session) / "workers", lambda: open_store(os.environ[URL_ENV]))
+    names: dict[int, str] = {}
+    read = functools.partial(read_adapter, original, copies, names, session)
 
     @functools.wraps(original)
     def _load_adapter(self: Any, lora_request: Any) -> Any:
@@ -60,6 +64,22 @@ def install() -> None:
             return ready.result()
         return read(self, lora_request)  # fails again, if it did, with vLLM's own error
 
+    remove = WorkerLoRAManager.remove_adapter
+
+    @functools.wraps(remove)
+    def remove_adapter(self: Any, adapter_id: int) -> Any:
+        if adapter_id in names:
+            _thread.submit(copies.forget, names.pop(adapter_id))
+        return remove(self, adapter_id)
+
+    staging.install()
+    _load_adapter._bucket_lora = True  # type: ignore[attr-defined]
+    WorkerLoRAManager._load_adapter = _load_adapter
+    WorkerLoRAManager.remove_adapter = remove_adapter
+    _add_worker_methods(WorkerBase, read, session)
+
+
+def _add_worker_methods(worker: Any, read: Any, session: str) -> None:
     def prepare(self: Any, name: str, number: int, path: str) -> None:
         manager = self.model_runner.lora_manager
         if number in _prepared or number in manager.list_adapters():
@@ -69,14 +89,55 @@ def install() -> None:
         staging.drop_unless(manager._adapter_manager, _prepared)
         _prepared[number] = _thread.submit(build, manager, read, name, number, path)
 
-    def prepared(self: Any, number: int) -> bool:
-        return number not in _prepared or _prepared[number].done()
+    def prepared(self: Any, number: int) -> bool | str:
+        """Whether it is read; a text says why not, where another attempt may succeed."""
+        future = _prepared.get(number)
+        if future is None or not future.done():
+            return future is None
+        error = future.exception()
+        if isinstance(error, BucketError):
+            del _prepared[number]
+            return f"{type(error).__name__}: {error}"
+        return True
 
-    staging.install()
-    _load_adapter._bucket_lora = True  # type: ignore[attr-defined]
-    WorkerLoRAManager._load_adapter = _load_adapter
-    setattr(WorkerBase, PREPARE, prepare)
-    setattr(WorkerBase, PREPARED, prepared)
+    def shares(self: Any, path: str) -> bool:
+        """Whether this worker reads the API server's own files."""
+        return not is_elsewhere(path, session)
+
+    setattr(worker, PREPARE, prepare)
+    setattr(worker, PREPARED, prepared)
+    setattr(worker, SHARES, shares)
+
+
+def read_adapter(
+    original: Any,
+    copies: OwnCopies,
+    names: dict[int, str],
+    session: str,
+    manager: Any,
+    request: Any,
+) -> Any:
+    """Read an adapter's files, wherever they are, and compare its modules with the model's.
+
+    Args:
+        original: vLLM's own reading.
+        copies: What this machine fetched by itself.
+        names: Names of the adapters read from there, by number.
+        session: This machine's directory.
+        manager: vLLM's manager of this worker.
+        request: vLLM's request for the adapter.
+    """
+    from vllm.distributed import get_pp_group
+
+    ours = is_ours(request.lora_path)
+    if is_elsewhere(request.lora_path, session):
+        path = copies.path(request.lora_name)
+        names[request.lora_int_id] = request.lora_name
+        request = msgspec.structs.replace(request, lora_path=str(path))
+    lora = original(manager, request)
+    if ours and get_pp_group().world_size == 1:  # else this worker has some layers only
+        check_modules(lora.loras, manager._adapter_manager)
+    return lora
 
 
 def build(manager: Any, read: Any, name: str, number: int, path: str) -> Any:

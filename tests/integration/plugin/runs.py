@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.file_store import FileStore
-from adapter_bucket.layout import WEIGHTS_FILE, version_dir
+from adapter_bucket.layout import CONFIG_FILE, WEIGHTS_FILE, version_dir
 from adapter_bucket.manifest import RunState
+from adapter_bucket.probe import Probe, make_probe
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.store import Payload
 from tests.integration.plugin.tiny_model import base_ref, make_adapter, true_logprobs
@@ -63,6 +66,7 @@ class TestRun:
         rank: int = 4,
         weights: bytes | None = None,
         config: dict[str, Any] | None = None,
+        probe: Probe | None = None,
         **settings: Any,
     ) -> str:
         """Publish a random adapter; return its model name.
@@ -72,6 +76,7 @@ class TestRun:
             rank: LoRA rank.
             weights: Use these bytes instead.
             config: Fields of the adapter config to replace.
+            probe: What the server has to compute first.
             settings: More settings of ``LoraConfig``.
         """
         made, adapter_config = make_adapter(self._base, version, rank=rank, **settings)
@@ -82,8 +87,19 @@ class TestRun:
             adapter_config={**adapter_config, **(config or {})},
             rank=rank,
             dtype="float32",
+            probe=probe,
         )
         return self.name(version)
+
+    def true_probe(self, version: int, tokens: list[int]) -> Probe:
+        """The probe that a trainer would give to the version that ``publish`` makes."""
+        weights, config = self.make(version)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / WEIGHTS_FILE).write_bytes(weights)
+            (Path(folder) / CONFIG_FILE).write_text(json.dumps(config))
+            own = true_logprobs(self._base, Path(folder), tokens)
+        plain = true_logprobs(self._base, None, tokens)
+        return make_probe(tokens, own, dtype="float32", base_logprobs=plain)
 
     def make(self, version: int) -> MadeAdapter:
         """Make a version's adapter ahead of time."""

@@ -37,7 +37,7 @@ BASE_FLAGS = (
     "--logprobs-mode=processed_logprobs",
     "--generation-config=vllm",
 )
-LORA_FLAGS = ("--enable-lora", "--max-lora-rank=8", "--max-loras=8")
+LORA_FLAGS = ("--enable-lora", "--max-lora-rank=64", "--max-loras=8")
 API_KEY = "let-me-in"
 
 
@@ -61,7 +61,8 @@ class Server:
             f"http://127.0.0.1:{self.port}{path}", data=json.dumps(body).encode(), method="POST"
         )
         request.add_header("Content-Type", "application/json")
-        return json.loads(_send(request, key))
+        answer = _send(request, key)
+        return json.loads(answer) if answer else None  # /sleep and /wake_up answer nothing
 
     def kill(self) -> None:
         """Kill every process of the server, as a machine that is taken away does."""
@@ -100,13 +101,13 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_server(model: str, log: Path, flags: Sequence[str]) -> Iterator[Server]:
+def running_server(model: str, log: Path, flags: Sequence[str], **env: str) -> Iterator[Server]:
     """Start a server, wait until it is healthy, and stop it, with all its children, afterwards."""
     port = free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command(model, port, (*LORA_FLAGS, f"--api-key={API_KEY}", *flags)),
-            env=environment(),
+            env=environment(**env),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -115,6 +116,23 @@ def running_server(model: str, log: Path, flags: Sequence[str]) -> Iterator[Serv
     try:
         _wait_healthy(server)
         yield server
+    finally:
+        _stop(process)
+
+
+@contextmanager
+def engine_elsewhere(model: str, log: Path, flags: Sequence[str]) -> Iterator[None]:
+    """Run an engine without API server, as on another machine of a data-parallel server."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(model, free_port(), (*LORA_FLAGS, "--headless", *flags)),
+            env=environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield
     finally:
         _stop(process)
 

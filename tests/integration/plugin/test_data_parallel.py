@@ -1,4 +1,4 @@
-"""Two engines behind two API servers on one port: each must serve the truth under every name."""
+"""Two API servers on one port, two engines, one of which has a disk of its own: one truth."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from typing import Any
 
 import pytest
 
+from adapter_bucket.file_store import FileStore
+from adapter_bucket.heartbeat import HeartbeatReader
+from adapter_bucket.status import ProbeResult
+from demo.processes import free_port
 from tests.integration.plugin.conftest import RunMaker
-from tests.integration.plugin.server import Server, running_server
+from tests.integration.plugin.runs import TestRun
+from tests.integration.plugin.server import Server, engine_elsewhere, running_server
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +34,21 @@ def test_api_servers_that_load_in_different_orders_serve_the_same_weights(
     base: Path, bucket: Path, flags: list[str], tmp_path: Path, new_run: RunMaker
 ) -> None:
     run = new_run("two-servers")
-    cache = tmp_path / "cache"
-    flags = [*flags, f"--bucket-lora-cache-dir={cache}", "--data-parallel-size=2"]
-    with running_server(str(base), tmp_path / "server.log", flags) as server:
+    cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    both = [
+        *flags,
+        "--data-parallel-size=2",
+        "--data-parallel-size-local=1",
+        "--data-parallel-address=127.0.0.1",
+        f"--data-parallel-rpc-port={free_port()}",
+    ]
+    here = [*both, f"--bucket-lora-cache-dir={cache}", "--api-server-count=2"]
+    there = [*both, f"--bucket-lora-cache-dir={elsewhere}", "--data-parallel-start-rank=1"]
+    output = tmp_path / "server.log"
+    with (
+        engine_elsewhere(str(base), tmp_path / "elsewhere.log", there),
+        running_server(str(base), output, here, VLLM_SERVER_DEV_MODE="1") as server,
+    ):
         with stopped(_pid_of(server, "ApiServer_1")):
             for version in (1, 2, 3):  # one after the other, so that the first server loads them so
                 run.publish(version)
@@ -52,6 +69,53 @@ def test_api_servers_that_load_in_different_orders_serve_the_same_weights(
             for answer in answers:
                 assert answer["token_ids"] == tokens
                 assert answer["logprobs"]["token_logprobs"] == pytest.approx(truth, abs=1e-3)
+        check_probes_of_all_engines(server, run)
+        served = {f"v{version:08d}" for version in (2, 3, 4)}
+        _wait_until(lambda: _copies(elsewhere) == served)  # the retired and the refused one go
+        check_sleep(server, run)
+        reader = HeartbeatReader(FileStore(bucket), run.run_id)
+        _wait_until(lambda: reader.poll() != {})
+    assert reader.poll() == {}, "vLLM kills the API servers; their heartbeat must go all the same"
+
+
+def check_probes_of_all_engines(server: Server, run: TestRun) -> None:
+    """Two processes probe two engines each, with and without the adapter."""
+    before = _prompt_tokens(server)
+    about = server.status(run.publish(4, probe=run.true_probe(4, PROMPT)), wait_s=30)
+    assert about.runs[run.run_id].probes[4] is ProbeResult.PASSED, about
+    _wait_until(lambda: all(n >= 4 * len(PROMPT) for n in _new(before, _prompt_tokens(server))))
+    about = server.status(run.publish(5, probe=run.true_probe(4, PROMPT)), wait_s=30)
+    assert about.runs[run.run_id].probes[5] is ProbeResult.FAILED, about
+    assert "on engine" in about.runs[run.run_id].refused[5]
+
+
+def check_sleep(server: Server, run: TestRun) -> None:
+    """Whichever process is told, none serves an adapter before all are loaded and probed anew."""
+    server.post("/sleep?level=1", {})
+    _wait_until(lambda: server.status().runs[run.run_id].ready == [])
+    assert "sleeps" in str(server.status().error)
+    server.post("/wake_up", {})
+    about = server.status(run.name(4), wait_s=30)
+    assert about.runs[run.run_id].probes[4] is ProbeResult.PASSED, about
+
+
+def _copies(cache: Path) -> set[str]:
+    """Versions that an engine with a disk of its own keeps there."""
+    return {path.name for path in cache.glob("bucket-lora-*/workers/adapters/*/v*")}
+
+
+def _prompt_tokens(server: Server) -> dict[str, float]:
+    """Prompt tokens that each engine has computed."""
+    found = re.findall(
+        r'^vllm:prompt_tokens_total\{engine="(\d)".*\} (\S+)$',
+        server.text("/metrics"),
+        re.MULTILINE,
+    )
+    return {engine: float(count) for engine, count in found}
+
+
+def _new(before: dict[str, float], after: dict[str, float]) -> list[float]:
+    return [after[engine] - before[engine] for engine in ("0", "1")]
 
 
 def _pid_of(server: Server, process: str) -> int:

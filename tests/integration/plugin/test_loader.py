@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from adapter_bucket.errors import StoreUnavailable
 from vllm_bucket_lora.ports import LoadRefused
 
 with warnings.catch_warnings():
@@ -25,6 +26,8 @@ class FakeClient:
 
     def __init__(self, *, fails: str | None = None, added: bool = True) -> None:
         self.calls: list[str] = []
+        self.answers: dict[str, bool | str] = {}
+        """What the second worker answers."""
         self.output_processor = SimpleNamespace(request_states={})
         self._fails = fails
         self._added = added
@@ -39,9 +42,9 @@ class FakeClient:
         self.calls.append("remove")
         return True
 
-    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[bool]:
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[bool | str]:
         self.calls.append(method)
-        return [True]
+        return [True, self.answers.get(method, True)]
 
 
 def models(**requests: Any) -> Any:
@@ -76,17 +79,17 @@ def test_two_adapters_of_one_number_are_not_loaded_together(adapter: Path) -> No
         table = models()
         client = FakeClient()
         loader = VllmLoader(client, table)
-        await loader.load("run-v1", adapter)
+        await loader.load("run-v1", adapter, None)
         twin = f"run-v{1 + 4096}"
         assert stable_id(twin) == stable_id("run-v1")
         with pytest.raises(LoadRefused, match="run-v1, which is loaded"):
-            await loader.load(twin, adapter)
+            await loader.load(twin, adapter, None)
         assert twin not in table.lora_requests
         await loader.remove(twin)
         assert "remove" not in client.calls, "that would take run-v1 away"
         await loader.forget("run-v1")
         await loader.remove("run-v1")
-        await loader.load(twin, adapter)
+        await loader.load(twin, adapter, None)
 
     asyncio.run(scenario())
 
@@ -95,9 +98,9 @@ def test_a_loaded_adapter_is_registered_and_a_forgotten_one_is_not(adapter: Path
     async def scenario() -> None:
         table = models()
         loader = VllmLoader(FakeClient(), table)
-        await loader.load("run-v1", adapter)
+        await loader.load("run-v1", adapter, None)
         assert table.lora_requests["run-v1"].lora_int_id == stable_id("run-v1")
-        await loader.load("run-v1", adapter)
+        await loader.load("run-v1", adapter, None)
         await loader.forget("run-v1")
         assert table.lora_requests == {}
 
@@ -108,8 +111,25 @@ def test_large_adapters_are_read_beside_the_loop_first(adapter: Path) -> None:
     async def scenario() -> None:
         (adapter / "adapter_model.safetensors").write_bytes(b"x" * PREPARE_MIN_BYTES)
         client = FakeClient()
-        await VllmLoader(client, models()).load("run-v1", adapter)
-        assert client.calls == ["bucket_lora_prepare", "bucket_lora_prepared", "add run-v1"]
+        await VllmLoader(client, models()).load("run-v1", adapter, None)
+        steps = ["bucket_lora_shares", "bucket_lora_prepare", "bucket_lora_prepared", "add run-v1"]
+        assert client.calls == steps
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_elsewhere_has_its_copy_before_the_engine_is_asked(adapter: Path) -> None:
+    async def scenario() -> None:
+        client, table = FakeClient(), models()
+        loader = VllmLoader(client, table)
+        client.answers = {"bucket_lora_shares": False, "bucket_lora_prepared": "denied"}
+        with pytest.raises(StoreUnavailable, match="another machine has no copy of it yet: denied"):
+            await loader.load("run-v1", adapter, None)
+        assert table.lora_requests == {}
+        client.answers["bucket_lora_prepared"] = True
+        await loader.load("run-v1", adapter, None)
+        assert client.calls.count("bucket_lora_shares") == 1
+        assert client.calls[-2:] == ["bucket_lora_prepared", "add run-v1"]
 
     asyncio.run(scenario())
 
@@ -124,7 +144,7 @@ def test_what_the_engine_rejects_is_refused_and_not_registered(
     async def scenario() -> None:
         table = models()
         with pytest.raises(LoadRefused, match=said):
-            await VllmLoader(client, table).load("run-v1", adapter)
+            await VllmLoader(client, table).load("run-v1", adapter, None)
         assert table.lora_requests == {}
 
     asyncio.run(scenario())
@@ -136,7 +156,7 @@ def test_names_that_others_own_are_left_alone(adapter: Path) -> None:
         loader = VllmLoader(FakeClient(), table)
         for name in ("static-v1", "base-v1"):
             with pytest.raises(LoadRefused, match="is taken"):
-                await loader.load(name, adapter)
+                await loader.load(name, adapter, None)
         await loader.forget("static-v1")
         assert table.lora_requests == {"static-v1": "theirs"}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import signal
 import time
 import urllib.error
 from collections.abc import Callable
@@ -14,7 +17,8 @@ from safetensors.torch import load, save
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.file_store import FileStore
 from adapter_bucket.heartbeat import HeartbeatReader
-from adapter_bucket.status import ReadyState
+from adapter_bucket.layout import WEIGHTS_FILE
+from adapter_bucket.status import ProbeResult, ReadyState, VersionList
 from tests.integration.plugin.conftest import FirstLife, RunMaker
 from tests.integration.plugin.server import Server
 from tests.integration.plugin.tiny_model import make_adapter
@@ -25,6 +29,12 @@ pytestmark = pytest.mark.slow
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100]
 LOGPROB_TOLERANCE = 1e-3
 WAIT_S = 20.0
+STAND_STILL_S = float(os.environ.get("STAND_STILL_S", "8"))
+"""For how long the server is stopped."""
+
+
+def vllm_version() -> str:
+    return importlib.metadata.version("vllm").removesuffix("+cpu")
 
 
 def _wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
@@ -74,12 +84,22 @@ def test_every_version_is_served_with_its_own_weights(server: Server, new_run: R
     "settings",
     [
         {"rank": 1},
+        {"rank": 16},
+        {"rank": 64},
         {"rank": 8, "use_rslora": True},
         {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 4}},
         {"target_modules": ["o_proj"]},
         {"target_modules": ["k_proj", "up_proj"]},
     ],
-    ids=["rank-1", "rslora", "patterns", "one-module", "parts-of-packed-modules"],
+    ids=[
+        "rank-1",
+        "rank-16",
+        "rank-64",
+        "rslora",
+        "patterns",
+        "one-module",
+        "parts-of-packed-modules",
+    ],
 )
 def test_every_kind_of_adapter_that_is_accepted_is_served_truly(
     server: Server, new_run: RunMaker, request: pytest.FixtureRequest, settings: dict[str, Any]
@@ -126,6 +146,12 @@ def test_the_server_is_found_in_the_bucket_and_in_its_metrics(
     beat = next(iter(reader.poll().values())).heartbeat
     assert beat.url == f"http://127.0.0.1:{server.port}"
     assert beat.replica_id == server.status().replica_id
+    assert (beat.status.vllm_version, beat.status.in_flight) == (vllm_version(), 0)
+    assert beat.status.plugin_version
+    listed = VersionList.model_validate(server.get("/bucket_lora/versions")).versions
+    (seen,) = [one for one in listed if one.run_id == "seen"]
+    assert (seen.name, seen.state, seen.probe) == ("seen-v1", ReadyState.READY, ProbeResult.NONE)
+    assert seen.weights_bytes == (run.path(1) / WEIGHTS_FILE).stat().st_size
     page = server.text("/metrics")
     assert 'bucket_lora_newest_ready_version{run="seen"} 1.0' in page
     assert "bucket_lora_load_seconds_bucket" in page
@@ -149,7 +175,7 @@ def assert_not_served(server: Server, name: str) -> str:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"rank": 16}, "--max-lora-rank 16"),
+        ({"rank": 128}, "--max-lora-rank 128"),
         ({"config": {"use_dora": True}}, "use_dora"),
         ({"config": {"modules_to_save": ["lm_head"]}}, "modules_to_save"),
         ({"config": {"bias": "all"}}, "bias"),
@@ -203,9 +229,45 @@ def test_corrupt_bytes_are_never_ready_and_good_versions_stay(
     assert_serves_truth(server, run, 1)
 
 
+def test_an_adapter_that_cannot_have_an_effect_is_refused(
+    server: Server, new_run: RunMaker
+) -> None:
+    run = new_run("all-zero")
+    weights, _ = run.make(1)
+    zero = {name: 0 * t if "lora_B" in name else t for name, t in load(weights).items()}
+    about = server.status(run.publish(1, weights=save(zero)), wait_s=WAIT_S).adapter
+    assert about is not None
+    assert about.state is ReadyState.REFUSED
+    assert "zero" in str(about.reason)
+    assert server.log.read_text().count("all-zero-v1 is refused") == 1
+
+
+def test_a_server_that_stood_still_catches_up(server: Server, new_run: RunMaker) -> None:
+    run = new_run("stood-still")
+    server.status(run.publish(1), wait_s=WAIT_S)
+    os.killpg(server.process.pid, signal.SIGSTOP)
+    try:
+        for version in (2, 3, 4, 5):
+            run.publish(version)
+        time.sleep(STAND_STILL_S)
+    finally:
+        os.killpg(server.process.pid, signal.SIGCONT)
+    for version in (5, 4, 3):
+        about = server.status(run.name(version), wait_s=WAIT_S).adapter
+        assert about is not None
+        assert about.state is ReadyState.READY, about
+    assert_serves_truth(server, run, 5)
+    assert server.status().runs[run.run_id].ready == [3, 4, 5]
+    assert "AdapterRetiredError" in assert_not_served(server, run.name(2))
+
+
 def test_the_status_route_needs_the_servers_key(server: Server) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         server.get("/bucket_lora/status", key="wrong")
+    with caught.value as error:
+        assert error.code == 401
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.get("/bucket_lora/versions", key="wrong")
     with caught.value as error:
         assert error.code == 401
     assert server.get("/bucket_lora/status")["max_loras"] == 8

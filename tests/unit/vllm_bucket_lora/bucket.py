@@ -7,12 +7,15 @@ import struct
 from typing import Any
 
 from adapter_bucket.base_model import BaseModelRef
+from adapter_bucket.probe import Probe, make_probe
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.store import Store
 from vllm_bucket_lora.acceptance import Served
 
 BASE = BaseModelRef(id="models/base")
 SERVED = Served(base_model=BASE, max_loras=8, max_lora_rank=8, dtype="float32")
+
+PROBE = make_probe([1, 2, 3], [-1.0, -2.0], dtype="float32")
 
 CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
@@ -49,7 +52,13 @@ def claim(
     )
 
 
-def publish(writer: RunWriter, version: int, weights: bytes | None = None, **config: Any) -> None:
+def publish(
+    writer: RunWriter,
+    version: int,
+    weights: bytes | None = None,
+    probe: Probe | None = None,
+    **config: Any,
+) -> None:
     """Commit a version, with parts of the adapter config replaced."""
     full = {**CONFIG, **config}
     writer.publish(
@@ -59,4 +68,5 @@ def publish(writer: RunWriter, version: int, weights: bytes | None = None, **con
         adapter_config=full,
         rank=full["r"],
         dtype="float32",
+        probe=probe,
     )

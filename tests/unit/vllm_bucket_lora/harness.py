@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from adapter_bucket.memory_store import MemoryStore
+from adapter_bucket.probe import Probe
 from adapter_bucket.store import Store
 from tests.unit.vllm_bucket_lora.bucket import SERVED
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.cache import VersionCache
 from vllm_bucket_lora.group import ServerGroup
-from vllm_bucket_lora.ports import LoadRefused
+from vllm_bucket_lora.ports import LoadRefused, ProbeFailed
 from vllm_bucket_lora.run import Run
 from vllm_bucket_lora.service import Service
 from vllm_bucket_lora.shelf import Shelf
@@ -34,12 +35,15 @@ class FakeEngine:
     routable: set[str] = field(default_factory=set)
     in_use: dict[str, int] = field(default_factory=dict)
     refuse: dict[str, str] = field(default_factory=dict)
+    fail_probes: bool = False
 
-    async def load(self, name: str, path: Path) -> None:
+    async def load(self, name: str, path: Path, probe: Probe | None) -> None:
         assert (path / "adapter_model.safetensors").is_file()
         if name in self.refuse:
             raise LoadRefused(self.refuse[name])
         self.calls.append(f"load {name}")
+        if probe is not None and self.fail_probes:
+            raise ProbeFailed("its probe failed: token 2")
         self.routable.add(name)
 
     async def forget(self, name: str) -> None:

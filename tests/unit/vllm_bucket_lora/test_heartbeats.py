@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-from adapter_bucket.errors import StoreDenied
+from adapter_bucket.errors import StoreDenied, StoreUnavailable
 from adapter_bucket.heartbeat import ABANDONED_S, HeartbeatReader
 from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.status import ReplicaStatus, RunStatus
-from adapter_bucket.store import Payload
+from adapter_bucket.store import Payload, Store
+from vllm_bucket_lora.goodbye import Note, note_heartbeats, take_back_left
 from vllm_bucket_lora.heartbeats import Heart
 
 
@@ -172,3 +174,55 @@ def test_a_read_only_bucket_is_asked_once_and_reported() -> None:
             assert "s3:PutObject" in str(heart.fault)
 
     asyncio.run(scenario())
+
+
+def test_what_a_killed_process_left_is_taken_back_from_its_note(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, server = MemoryStore(), Server()
+        reader = HeartbeatReader(store, "run")
+        port = tmp_path / "port-8000"
+        port.mkdir()
+
+        def note(alive: Iterable[str | None]) -> None:
+            note_heartbeats(port, Note(url="memory", replica_id="r-1", runs=list(alive)))
+
+        with ThreadPoolExecutor(1) as executor:
+            heart = Heart(
+                store, replica_id="r-1", url="u", status=lambda: server.now, executor=executor,
+                note=note,
+            )  # fmt: skip
+            await heart.write()  # and is killed: no goodbye
+        assert "r-1" in reader.poll()
+        take_back_left(tmp_path, open_=lambda url: store)
+        assert reader.poll() == {}
+        assert list(store.list("")) == [], "the server's own is gone as well"
+
+    asyncio.run(scenario())
+
+
+def test_after_a_goodbye_nothing_is_left_to_take_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, server, noted = MemoryStore(), Server(), list[Iterable[str | None]]()
+        with ThreadPoolExecutor(1) as executor:
+            heart = Heart(
+                store, replica_id="r-1", url="u", status=lambda: server.now, executor=executor,
+                note=noted.append,
+            )  # fmt: skip
+            task = asyncio.create_task(heart.beat())
+            await until(lambda: noted == [{None, "run"}])
+            task.cancel()
+            await asyncio.wait([task])
+        assert noted == [{None, "run"}, set()]
+
+    asyncio.run(scenario())
+
+
+def test_a_torn_note_and_an_absent_bucket_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    for name, text in (("a", "{"), ("b", '{"url": "u", "replica_id": "r", "runs": ["run"]}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "heartbeats.json").write_text(text)
+
+    def absent(url: str) -> Store:
+        raise StoreUnavailable("the network is down")
+
+    take_back_left(tmp_path, open_=absent)

@@ -10,8 +10,10 @@ import pytest
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.errors import ConfigError, NotPublished
 from adapter_bucket.memory_store import MemoryStore
-from tests.unit.vllm_bucket_lora.bucket import SERVED, claim, publish
+from adapter_bucket.probe import Probe
+from tests.unit.vllm_bucket_lora.bucket import PROBE, SERVED, claim, publish
 from vllm_bucket_lora.offline import Follower
+from vllm_bucket_lora.ports import ProbeFailed
 
 
 class Engine:
@@ -19,6 +21,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.loaded: list[str] = []
+        self.wrong = False
 
     def add(self, name: str, path: Path) -> str:
         assert (path / "adapter_config.json").is_file()
@@ -28,11 +31,37 @@ class Engine:
     def remove(self, name: str) -> None:
         self.loaded.remove(name)
 
+    def prove(self, request: str, probe: Probe) -> None:
+        assert probe == PROBE
+        if self.wrong:
+            raise ProbeFailed("its probe failed")
+
 
 def following(store: MemoryStore, engine: Engine, cache: Path) -> Follower:
     return Follower(
-        store, "run-a", served=SERVED, add=engine.add, remove=engine.remove, cache_dir=cache
+        store,
+        "run-a",
+        served=SERVED,
+        add=engine.add,
+        remove=engine.remove,
+        prove=engine.prove,
+        cache_dir=cache,
     )
+
+
+def test_a_version_whose_probe_fails_does_not_replace_the_loaded_one(tmp_path: Path) -> None:
+    store, engine = MemoryStore(), Engine()
+    writer = claim(store)
+    publish(writer, 1, probe=PROBE)
+    with following(store, engine, tmp_path) as run:
+        assert run.newest() == "run-a-v1"
+        engine.wrong = True
+        publish(writer, 2, probe=PROBE)
+        with pytest.raises(ProbeFailed):
+            run.newest()
+        assert (engine.loaded, run.version) == (["run-a-v1"], 1)
+        engine.wrong = False
+        assert run.newest() == "run-a-v2"
 
 
 def test_each_call_gives_the_newest_version_and_one_is_loaded(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adapter_bucket.errors import StoreUnavailable
 from adapter_bucket.fetch import RunReader
@@ -33,6 +35,33 @@ def test_polling_slows_down_without_news_and_is_eager_for_a_waiting_client() -> 
     assert interval(run, 10_000.0) == QUIET_POLL_S
     run.waiting = 1
     assert interval(run, 10_000.0) == pytest.approx(0.1)
+
+
+def test_polling_is_fast_when_the_next_version_is_due_and_never_sleeps_over_that_time() -> None:
+    store = MemoryStore()
+    writer = claim(store)
+    publish(writer, 1)
+    run = follow(store)
+    for version, now in ((2, 1_000.0), (3, 1_040.0)):
+        publish(writer, version)
+        run.absorb(run.read(), now)
+    assert run.gap_s == 40.0
+    assert interval(run, 1_050.0) == 0.5
+    run.schedule(1_050.0, poll_s=30.0)
+    assert run.due_at == pytest.approx(1_076.0), "a tenth of the gap early"
+    assert interval(run, 1_077.0) == pytest.approx(0.15)
+    assert interval(run, 1_047.9 + 40) == pytest.approx(0.15)
+    assert interval(run, 1_090.0) == 0.5
+
+
+@given(st.floats(0, 1))
+def test_no_two_replicas_poll_in_step(chance: float) -> None:
+    store = MemoryStore()
+    publish(claim(store), 1)
+    run = Run("run-a", RunReader(store, "run-a"), SERVED, 0.0, random=lambda: chance)
+    run.absorb(run.read(), 0.0)
+    run.schedule(1.0, poll_s=0.5)
+    assert run.due_at - 1.0 == pytest.approx(0.5 * (0.8 + 0.4 * chance))
 
 
 def test_an_ended_run_is_hardly_polled() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from adapter_bucket.memory_store import MemoryStore
+from adapter_bucket.probe import Probe
 from adapter_bucket.status import ReadyState
-from tests.unit.vllm_bucket_lora.bucket import claim, publish
+from tests.unit.vllm_bucket_lora.bucket import adapter_bytes, claim, publish
 from tests.unit.vllm_bucket_lora.harness import watching
 from vllm_bucket_lora import service as service_module
 from vllm_bucket_lora import watcher as watcher_module
@@ -98,7 +99,7 @@ def test_a_request_gives_up_on_a_version_that_does_not_come(tmp_path: Path) -> N
             await bench.until(lambda: bench.ready() == [1])
             blocked = asyncio.Event()
 
-            async def slow_load(name: str, path: Path) -> None:
+            async def slow_load(name: str, path: Path, probe: Probe | None) -> None:
                 await blocked.wait()
 
             bench.engine.load = slow_load  # type: ignore[method-assign]
@@ -128,5 +129,24 @@ def test_a_background_task_that_fails_shows_in_the_status(tmp_path: Path) -> Non
             bench.service.spawn(broken(), "test")
             await bench.until(lambda: bench.service.status().error is not None)
             assert bench.service.status().error == "bucket-lora-test failed: RuntimeError: a bug"
+
+    asyncio.run(scenario())
+
+
+def test_the_list_of_versions_says_the_state_of_each(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        writer = claim(store)
+        publish(writer, 1)
+        publish(writer, 2, use_dora=True)
+        async with watching(store, tmp_path) as bench:
+            await bench.until(lambda: bench.ready() == [1])
+            bench.engine.in_use["run-a-v1"] = 3
+            one, two = bench.service.versions().versions
+            assert (one.name, one.state, one.step, one.rank) == ("run-a-v1", ReadyState.READY, 1, 2)
+            assert one.weights_bytes == len(adapter_bytes())
+            assert two.state is ReadyState.REFUSED
+            assert "use_dora" in (two.reason or "")
+            assert bench.service.status().in_flight == 3
 
     asyncio.run(scenario())

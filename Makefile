@@ -15,6 +15,7 @@ demo: setup ## Watch a real GRPO run learn over a bucket (S3=1: over a real S3 s
 	@$(RUN) -m demo $(if $(S3),--s3) $(DEMO_ARGS)
 
 test: setup ## Run all tests, with real vLLM, TRL and S3 servers
+	-@$(RUN) scripts/vllm_matrix.py --prepare 0.29.0 0.32.0 # without network its test is skipped
 	@$(RUN) -m pytest $(TEST_ARGS)
 
 test-fast: setup ## Run the tests that start no vLLM and no TRL

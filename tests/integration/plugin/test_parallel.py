@@ -13,7 +13,7 @@ from tests.integration.plugin.test_other_versions import check
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("split", ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"])
+@pytest.mark.parametrize("split", ["--tensor-parallel-size=2"])
 def test_versions_are_served_truly_by_a_split_model(split: str, base: Path, tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     bucket.mkdir()

@@ -1,12 +1,9 @@
 """LoRA factors of a sharded model, gathered on rank 0 in one collective per process group.
 
-Owns how parameters lie on ranks under DDP, FSDP2 and DeepSpeed, and nothing about trainers or
-the bucket. Every rank casts its shards into one flat buffer in the serving dtype and sends that to
-rank 0: half the bytes of fp32, and one collective instead of one per tensor. Base weights are never
-gathered, and no other rank ever holds a whole adapter.
-
-Needs no DeepSpeed to be installed: ZeRO-3 keeps what is needed on the parameter itself
-(``ds_tensor``: this rank's flat part, padded; ``ds_shape``; ``ds_process_group``).
+Owns the collective; how shards lie is in ``shard_layout``. Every rank casts its shards into one
+flat buffer in the serving dtype and sends that to rank 0: half the bytes of fp32, and one
+collective instead of one per tensor. Base weights are never gathered, and no other rank ever holds
+a whole adapter.
 """
 
 from __future__ import annotations
@@ -17,11 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor, Shard
 
 from adapter_bucket.errors import ConfigError
 from trl_async_bucket.ranks import all_ranks, backends, from_rank_0, is_rank_0
+from trl_async_bucket.shard_layout import ShardLayout, layout_of, local_part, settle
 from trl_async_bucket.snapshot import Shards, full_shape, lora_parameters
 
 
@@ -43,7 +39,7 @@ class AdapterGather:
     """
 
     def __init__(self, model: Any, adapter: str, *, dtype: torch.dtype) -> None:
-        _settle(model)
+        settle(model)
         self._parameters = lora_parameters(model, adapter)
         self.shapes = {name: full_shape(p) for name, p in self._parameters.items()}
         """Whole shapes by key, the same on every rank."""
@@ -52,8 +48,8 @@ class AdapterGather:
         self._redistributed: list[str] = []
         members: dict[dist.ProcessGroup, list[_Member]] = {}
         for name, parameter in self._parameters.items():
-            layout = _layout(name, parameter)
-            if isinstance(layout, _Layout):
+            layout = layout_of(name, parameter)
+            if isinstance(layout, ShardLayout):
                 members.setdefault(layout.group, []).append(_Member(name, parameter, layout))
             elif layout == "whole":
                 self._whole.append(name)
@@ -87,7 +83,7 @@ class AdapterGather:
             if not is_rank_0():
                 return {}
             for name in self._whole:
-                found[name] = _local(self._parameters[name])
+                found[name] = local_part(self._parameters[name])
         return found
 
 
@@ -102,23 +98,12 @@ def plan_gather(model: Any, adapter: str, dtype: str | None) -> AdapterGather:
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """How one parameter is cut over the ranks of a process group."""
-
-    group: dist.ProcessGroup
-    dim: int | None
-    """Dimension that is cut; ``None`` if the flattened tensor is."""
-    lengths: tuple[int, ...]
-    """Of each rank's part along ``dim``, padding excluded."""
-
-
-@dataclass(frozen=True)
 class _Member:
     """One parameter of a flat gather."""
 
     name: str
     parameter: torch.Tensor
-    layout: _Layout
+    layout: ShardLayout
 
     def part_shape(self, rank: int) -> torch.Size:
         """Shape of a rank's part."""
@@ -151,7 +136,7 @@ class _FlatGather:
 
     def gather(self) -> Mapping[str, Shards]:
         """Send this rank's parts; on rank 0, all parts by key."""
-        parts = [_local(member.parameter) for member in self._members]
+        parts = [local_part(member.parameter) for member in self._members]
         sent = self._stage(parts)
         if is_rank_0():
             self._make_rows(sent.device)
@@ -198,88 +183,6 @@ def _cut(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]
         views.append(flat[start : start + shape.numel()].view(shape))
         start += shape.numel()
     return views
-
-
-def _settle(model: Any) -> None:
-    """Refuse FSDP1, and put FSDP2 modules into the state in which their parameters are sharded.
-
-    After a forward pass without a backward one FSDP2 leaves some modules unsharded: what is
-    registered then is a temporary whole tensor whose memory is taken away later.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, FullyShardedDataParallel):
-            raise ConfigError(
-                f"module {name or 'the model'!r} is wrapped by FSDP1, which flattens LoRA factors "
-                "and base weights into one parameter. Use FSDP2: fsdp_version: 2 in the accelerate "
-                "config"
-            )
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def _layout(name: str, parameter: torch.Tensor) -> _Layout | str:
-    """How the parameter lies: a ``_Layout``, ``"whole"`` on this rank, or ``"other"``."""
-    if hasattr(parameter, "ds_tensor"):
-        return _zero3_layout(name, parameter)
-    if not isinstance(parameter, DTensor):
-        return "whole"
-    mesh = parameter.device_mesh
-    cuts = [
-        (dim, placement)
-        for dim, placement in enumerate(parameter.placements)
-        if mesh.size(dim) > 1 and not placement.is_replicate()
-    ]
-    if not cuts:
-        return "whole"
-    (mesh_dim, placement), *more = cuts
-    group = mesh.get_group(mesh_dim)
-    # Tensor-parallel and strided placements: rare for LoRA, and DTensor knows how to undo them.
-    if more or type(placement) is not Shard or mesh.get_local_rank(mesh_dim) != group.rank():
-        return "other"
-    return _Layout(
-        group, placement.dim, _chunks(parameter.shape[placement.dim], mesh.size(mesh_dim))
-    )
-
-
-def _zero3_layout(name: str, parameter: Any) -> _Layout | str:
-    part = parameter.ds_tensor
-    if part is None or part.status.name != "AVAILABLE":
-        raise ConfigError(
-            f"the ZeRO-3 shard of {name} is not in memory. Keep parameters off NVMe: "
-            'offload_param: {"device": "cpu"} or none'
-        )
-    if hasattr(part, "ds_quant_scale"):
-        raise ConfigError(
-            f"the ZeRO-3 shard of {name} is quantised; set zero_quantized_nontrainable_weights and "
-            "zero_quantized_weights to false"
-        )
-    group = parameter.ds_process_group
-    size = dist.get_world_size(group)
-    lengths = _chunks(parameter.ds_numel, size)
-    if part.numel() != lengths[0]:
-        raise ConfigError(
-            f"the ZeRO-3 shard of {name} has {part.numel()} elements; {lengths[0]} were expected "
-            f"of {parameter.ds_numel} on {size} ranks. Install a tested DeepSpeed (0.19)"
-        )
-    return _Layout(group, None, lengths)
-
-
-def _chunks(length: int, parts: int) -> tuple[int, ...]:
-    """Lengths of equal chunks of which the last may be shorter or empty, as ``torch.chunk``."""
-    chunk = -(-length // parts)
-    return tuple(max(0, min(chunk, length - chunk * index)) for index in range(parts))
-
-
-def _local(parameter: Any) -> torch.Tensor:
-    """What this rank holds of a parameter, padding excluded. Call without autograd."""
-    if hasattr(parameter, "ds_tensor"):
-        part: torch.Tensor = parameter.ds_tensor
-        before = part.numel() * dist.get_rank(parameter.ds_process_group)
-        return part.narrow(0, 0, max(0, min(part.numel(), parameter.ds_numel - before)))
-    if isinstance(parameter, DTensor):
-        local: torch.Tensor = parameter.to_local()
-        return local
-    return parameter.detach()
 
 
 def _transport_device(group: dist.ProcessGroup, held_on: torch.device) -> torch.device:

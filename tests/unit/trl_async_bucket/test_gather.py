@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,37 @@ def tensor_parallel_and_sharded() -> Any:
     return replace_factors(two_sharded_dimensions, (2, 2))
 
 
+def partition(model: Any, *, size: int | None = None, status: str = "AVAILABLE") -> Any:
+    """Leave the factors as ZeRO-3 does: empty, with a flat padded part each.
+
+    A real DeepSpeed is in ``tests/integration/parallel``; it cannot make what must be refused.
+    """
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for parameter in lora_parameters(model, "default").values():
+        flat = parameter.detach().reshape(-1)
+        length = -(-flat.numel() // ranks) if size is None else size
+        part = torch.full((length,), float("nan"))  # padding that must not reach the file
+        own = flat[length * rank : length * (rank + 1)]
+        part[: own.numel()] = own
+        part.status = SimpleNamespace(name=status)
+        parameter.ds_tensor, parameter.ds_process_group = part, dist.group.WORLD
+        parameter.ds_shape, parameter.ds_numel = parameter.shape, flat.numel()
+        parameter.data = torch.empty(0)
+    return model
+
+
+def zero3() -> Any:
+    return gathered(partition(tiny_peft_model(**ODD)), torch.bfloat16)
+
+
+def refused_zero3(broken: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as raised:
+        AdapterGather(partition(tiny_peft_model(), **broken), "default", dtype=torch.float32)
+    return str(raised.value)
+
+
 def shard_that_changed() -> str:
     from torch.distributed.tensor import DTensor, Shard
 
@@ -166,6 +198,21 @@ def test_replicated_and_sharded_factors_mix() -> None:
 def test_two_sharded_dimensions_are_left_to_dtensor() -> None:
     factors = len(lora_parameters(tiny_peft_model(**ODD), "default"))
     check(as_ranks(4, tensor_parallel_and_sharded), torch.bfloat16, factors, **ODD)
+
+
+def test_zero_3_partitions_are_gathered_without_their_padding() -> None:
+    check(as_ranks(2, zero3), torch.bfloat16, 1, **ODD)
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [({"status": "NOT_AVAILABLE"}, "offload_param"), ({"size": 5}, "has 5 elements; 96 were")],
+)
+def test_a_zero_3_partition_that_cannot_be_read_is_refused(
+    broken: dict[str, Any], named: str
+) -> None:
+    for text in as_ranks(2, refused_zero3, broken):
+        assert named in text
 
 
 def test_fsdp1_is_refused() -> None:

@@ -1,10 +1,11 @@
-"""Two replacements that let TRL's ``AsyncGRPOTrainer`` train on a CPU.
+"""Replacements that let TRL's trainers train on a CPU.
 
 For the demo and the tests only; on a CUDA machine nothing is replaced. TRL asks for a CUDA device
 name and for the FlashAttention-3 kernel from the Hub; both can go when TRL gains a CPU path. From
 TRL 1.16 on, its packed attention calls that kernel: the one here computes the same function,
 segment by segment. Before, it was an attention implementation of transformers: torch's own takes
-its place, which keeps packed sequences apart by their position ids.
+its place, which keeps packed sequences apart by their position ids. TRL 1.15 alone has a Triton
+kernel without a CPU path for the log-probabilities; plain torch computes them instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 
 def make_trl_run_on_cpu() -> None:
-    """Install both replacements, unless CUDA is there. Idempotent."""
+    """Install what the installed TRL needs, unless CUDA is there. Idempotent."""
     import torch
     from trl.experimental.async_grpo import async_grpo_trainer
 
@@ -32,6 +33,46 @@ def make_trl_run_on_cpu() -> None:
         async_grpo_trainer.create_model_from_path = lambda *args, **kwargs: create_model_from_path(
             *args, **{**kwargs, "attn_implementation": "sdpa"}
         )
+    if find_spec("trl.kernels") is not None:
+        from trl.kernels import chunked_logprob
+        from trl.trainer import utils
+
+        if not hasattr(chunked_logprob, "_use_triton"):
+            utils._ChunkedLogProbFunction = SimpleNamespace(apply=log_probs_and_entropy)
+
+
+def log_probs_and_entropy(
+    hidden: Any,
+    weight: Any,
+    bias: Any,
+    targets: Any,
+    temperature: float,
+    _chunk_size: int,
+    softcap: float | None,
+    logit_scale: float,
+    _outputs: tuple[str, ...],
+) -> tuple[Any, Any, None, None, None]:
+    """What TRL 1.15's fused kernel gives, with all logits at once.
+
+    Args:
+        hidden: ``[tokens, width]``.
+        weight: ``[vocabulary, width]`` of the head, ``bias`` ``[vocabulary]`` or ``None``.
+        targets: ``[tokens]``, the ids that are scored.
+        temperature: The logits are divided by it.
+        softcap: Must be ``None``.
+        logit_scale: The logits are multiplied by it.
+
+    Returns:
+        Log-probabilities and entropies, ``[tokens]`` each, and nothing for the other outputs.
+    """
+    import torch
+
+    if softcap is not None:
+        raise NotImplementedError("the demo's head has no soft-capped logits")
+    logits = torch.nn.functional.linear(hidden, weight, bias).float() * logit_scale / temperature
+    scores = logits.log_softmax(dim=-1)
+    entropy = -(scores.exp() * scores).sum(dim=-1)
+    return scores.gather(1, targets[:, None])[:, 0], entropy, None, None, None
 
 
 def varlen_attention(

@@ -25,6 +25,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
+    from demo.cpu_trl import make_trl_run_on_cpu
+
+    make_trl_run_on_cpu()
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer

@@ -31,6 +31,9 @@ class ClientConnection(Protocol):
     def respond(self, status: int, headers: Headers, body: bytes) -> bool:
         """Send a whole answer at once. Returns ``False``, with nothing sent, if it has to wait."""
 
+    def cut(self) -> None:
+        """Close inside an answer, which can then not be taken for complete."""
+
 
 class CancelOnDisconnect:
     """Async context manager: the block is cancelled when the client disconnects.

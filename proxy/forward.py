@@ -124,9 +124,9 @@ class Forwarder:
             self._metrics.disconnects.inc()
             raise
         except ApiError as error:
-            self._metrics.requests.labels(str(error.status)).inc()
+            self._metrics.status(str(error.status)).inc()
             raise
-        self._metrics.requests.labels(status).inc()
+        self._metrics.status(status).inc()
         self._metrics.seconds.observe(time.perf_counter() - begun)
 
     async def _serve(self, job: Job) -> str:
@@ -151,6 +151,8 @@ class Forwarder:
                 self._note(replica, error)
                 if job.started:
                     log.warning("stream of %s aborted: %s", job.model, error)
+                    if job.connection is not None:
+                        job.connection.cut()
                     return "aborted"
                 if isinstance(error, UpstreamTimeout | AnswerTooLarge):
                     break  # elsewhere it would be the same

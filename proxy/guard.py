@@ -67,6 +67,12 @@ class GuardedProtocol(HttpToolsProtocol):
         cycle.on_response()
         return True
 
+    def cut(self) -> None:
+        """Close inside an answer, without uvicorn's complaint that it was not ended."""
+        if not self.pipeline:
+            self.cycle.disconnected = True
+        self.transport.close()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._arm()

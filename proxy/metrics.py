@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.replicas import Source
@@ -138,6 +139,8 @@ class Metrics:
         self.adapter_wait = phases.labels("adapter_wait")
         self.first_byte = phases.labels("first_byte")
         self.answer = phases.labels("answer")
+        self.status = cache(self.requests.labels)  # to look a label up costs more than to count
+        self._outcome = cache(self.outcomes.labels)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{_PREFIX}{name}", text, labels, registry=self.registry)
@@ -147,7 +150,7 @@ class Metrics:
 
     def routed(self, outcome: str, prompt_tokens: int, matched_tokens: int) -> None:
         """Count one decision."""
-        self.outcomes.labels(outcome).inc()
+        self._outcome(outcome).inc()
         self.prompt_tokens.inc(prompt_tokens)
         self.matched_tokens.inc(matched_tokens)
 

@@ -201,7 +201,7 @@ async def test_a_stream_that_fails_before_its_first_piece_goes_to_another_replic
 
 @pytest.mark.parametrize("ending", ["reset", "close", "garbage"])
 async def test_a_stream_that_fails_later_ends_as_an_aborted_connection(
-    harness: Harness, ending: str
+    harness: Harness, ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def dies(received: Received, writer: asyncio.StreamWriter) -> None:
         await begin_stream(writer)
@@ -223,6 +223,10 @@ async def test_a_stream_that_fails_later_ends_as_an_aborted_connection(
         await stream_of(proxy)
     assert sum(len(replica.generations) for replica in replicas) == 1
     assert proxy.in_flight() == [0, 0]
+    assert [record.levelname for record in caplog.records if "aborted" in record.message] == [
+        "WARNING"
+    ]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -56,8 +56,8 @@ def write_served_model(target: Path, shape: str, dtype: str) -> Path:
 def _full_tokenizer(vocabulary: int) -> Any:
     """A tokenizer that knows every token that random weights may sample.
 
-    For tokens without text vLLM decodes an ever longer tail of the answer at every token, until the
-    API server is what limits throughput.
+    For tokens without text an ever longer tail of the answer is decoded at every token: three times
+    the API server's work.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

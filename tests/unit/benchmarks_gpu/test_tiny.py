@@ -79,7 +79,7 @@ def test_the_first_steps_of_a_run_do_not_count() -> None:
 
 @pytest.mark.slow
 def test_a_served_model_has_a_token_for_every_id(tmp_path: Path) -> None:
-    """Or vLLM's API server, not its engine, limits what is measured."""
+    """Or the API server's work on the text shows in what is measured."""
     from transformers import AutoTokenizer
 
     model = shapes.write_served_model(tmp_path, "tiny", "float32")

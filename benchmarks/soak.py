@@ -32,6 +32,10 @@ WARM_UP = 0.4
 GROWTH_MIB = 40.0
 """Least growth that counts, from the first third after the warm-up to the last third."""
 
+SMALL_CACHE = ("--num-gpu-blocks-override", "1024")
+"""KV cache blocks: pages of a cache count as resident once they were used, so a cache that fills
+during the run would look like a leak."""
+
 _LOST = re.compile(r"(giving up|lost rollout|Traceback)", re.IGNORECASE)
 
 
@@ -79,7 +83,7 @@ def soak(out: Path, versions: int) -> dict[str, object]:
     memory, restarts = Memory(), 0
     with Processes(out / "logs", lambda _name, _line: None) as processes:
         replicas = {
-            name: start_replica(processes, name, model, bucket)
+            name: start_replica(processes, name, model, bucket, *SMALL_CACHE)
             for name in ("replica-1", "replica-2")
         }
         proxy = start_proxy(processes, list(replicas.values()))
@@ -105,7 +109,7 @@ def soak(out: Path, versions: int) -> dict[str, object]:
                 old.child.kill()
                 port = int(old.url.rpartition(":")[2])
                 replicas["replica-2"] = start_replica(
-                    processes, f"replica-2.{restarts}", model, bucket, port=port
+                    processes, f"replica-2.{restarts}", model, bucket, *SMALL_CACHE, port=port
                 )
             return trainer.process.poll() is not None
 

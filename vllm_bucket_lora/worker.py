@@ -1,10 +1,11 @@
 """vLLM's worker side: adapters are read beside the engine loop, and checked against the model.
 
 Installed by the general plugin in every process that runs a model. A worker that does not share the
-API server's files brings its own (``remote``). Two faults of vLLM are worked around here. It parses
-an adapter's files inside the engine loop, so that every request waits. And it compares only the
-last part of a module's name with what the model knows: an adapter with a wrong prefix loads without
-an error, changes nothing, and the server answers as the base model.
+API server's files brings its own (``remote``). Two faults of vLLM are worked around here (a third
+one in ``cpu_kernels``). It parses an adapter's files inside the engine loop, so that every request
+waits. And it compares only the last part of a module's name with what the model knows: an adapter
+with a wrong prefix loads without an error, changes nothing, and the server answers as the base
+model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 
 from adapter_bucket.errors import BucketError
 from adapter_bucket.stores import open_store
-from vllm_bucket_lora import staging
+from vllm_bucket_lora import cpu_kernels, staging
 from vllm_bucket_lora.config import SESSION_ENV, URL_ENV
 from vllm_bucket_lora.remote import OwnCopies, is_elsewhere, is_ours
 
@@ -49,6 +50,7 @@ def install() -> None:
     from vllm.v1.worker.worker_base import WorkerBase
 
     adopt_logging()
+    cpu_kernels.install()
     original = WorkerLoRAManager._load_adapter
     if getattr(original, "_bucket_lora", False):
         return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -32,6 +33,8 @@ REPLICAS = 4
 IN_FLIGHT = 64
 RETRIES = 30
 """As many as stock TRL makes."""
+
+PROCESS_FAULTS = ("killed", "stopped", "stopped briefly")
 
 FLAGS = ("--unresponsive-s=1", "--control-timeout-s=1", "--adapter-wait-s=5", "--slow-start-s=1")
 
@@ -156,11 +159,10 @@ class Replicas:
 
     async def torment(self) -> None:
         """Kill, stop and restart replicas, one at a time, until cancelled."""
-        while True:
+        for fault in itertools.cycle(PROCESS_FAULTS):
             await asyncio.sleep(self._rng.uniform(0.3, 1.0))
             port = self._rng.choice(self.ports)
             process = self._processes[port]
-            fault = self._rng.choice(["killed", "stopped briefly", "stopped"])
             self._outcome.faults[fault] += 1
             if fault == "killed":
                 process.kill()

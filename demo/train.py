@@ -32,6 +32,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ready", default="any", help="any or all")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
     parser.add_argument("--lora-rank", type=int, default=LORA_RANK, help="rank of the adapter")
+    parser.add_argument(
+        "--save-steps", type=int, default=0, help="write a checkpoint every N steps"
+    )
+    parser.add_argument("--resume", help="'bucket', 'bucket:required', or a local checkpoint")
     parser.add_argument("--stock", action="store_true", help="TRL's own weight sync")
     return parser.parse_args()
 
@@ -58,7 +62,10 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
         "weight_sync_timeout": 120,
         "chat_template_kwargs": {},
         "logging_steps": 1,
-        "save_strategy": "no",
+        "save_strategy": "steps" if options.save_steps else "no",
+        "save_steps": options.save_steps or 500,
+        "save_total_limit": 2,
+        "resume_from_checkpoint": options.resume,
         "report_to": [],
         "disable_tqdm": True,
         "bf16": False,
@@ -110,7 +117,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / "metrics.jsonl").open("w", buffering=1) as file:
         trainer.add_callback(_metrics_writer(file))
-        trainer.train()
+        trainer.train(resume_from_checkpoint=options.resume)
 
 
 def _metrics_writer(file: Any) -> Any:

@@ -34,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
         flag = f"--{field.name.replace('_', '-')}"
         help_text = str(field.metadata["help"]).replace("%", "%%")
         if field.type == "bool":
-            run.add_argument(flag, dest=field.name, action="store_true", help=help_text)
+            action = argparse.BooleanOptionalAction
+            run.add_argument(flag, dest=field.name, action=action, help=help_text)
         else:
             kind: Any = {"int": int, "float": float}.get(str(field.type), str)
             run.add_argument(

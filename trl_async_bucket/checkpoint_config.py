@@ -40,6 +40,10 @@ class BucketCheckpointFields:
         },
     )
 
+    # Without an annotation: no field, and so no flag.
+    bucket_run_id_given = False
+    """Whether ``bucket_run_id`` was set: only a name that was chosen can be resumed."""
+
     def check_checkpoint_fields(self: Any) -> None:
         """Check the fields.
 

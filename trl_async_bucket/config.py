@@ -10,6 +10,7 @@ from pathlib import Path
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import check_run_id
 from adapter_bucket.ready_policy import ReadyPolicy
+from trl_async_bucket.checkpoint_config import BucketCheckpointFields
 from trl_async_bucket.settings import SyncSettings
 
 WEIGHT_SYNCS = ("trl", "bucket")
@@ -18,7 +19,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass
-class BucketSyncFields:
+class BucketSyncFields(BucketCheckpointFields):
     """Fields added to a TRL config. With ``weight_sync="trl"`` they change nothing."""
 
     weight_sync: str = field(
@@ -128,6 +129,8 @@ class BucketSyncFields:
         for name in ("bucket_keep_every", "bucket_probe_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative; 0: none")
+        self.check_checkpoint_fields()
+        self.bucket_run_id_given = self.bucket_run_id is not None
         if self.bucket_run_id is None:
             self.bucket_run_id = new_run_id(output_dir)
         try:

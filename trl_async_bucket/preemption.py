@@ -100,6 +100,7 @@ class SigtermWatch:
         signal.signal(signal.SIGTERM, self._handle)
         self._installed = True
         self._listen()
+        _INSTALLED.add(self)
         return True
 
     def uninstall(self) -> None:
@@ -110,10 +111,22 @@ class SigtermWatch:
         if not self._installed:
             return
         self._installed = False
+        _INSTALLED.discard(self)
         signal.signal(signal.SIGTERM, self._previous)
         self._stop_listening()
         if self.noticed and callable(self._previous):
             self._previous(signal.SIGTERM, None)
+
+    def forget_in_child(self) -> None:
+        """After a fork: the signal is the parent's business.
+
+        A data loader ends its workers with SIGTERM. One that inherited the handler would live on,
+        and, worse, tell the parent through the shared pipe that *it* was to end.
+        """
+        self._installed = False
+        signal.signal(signal.SIGTERM, self._previous)
+        if self._pipe is not None:
+            signal.set_wakeup_fd(-1)
 
     def notice(self) -> None:
         """Take a notice that another rank, or the handler, got. The first one starts the clock."""
@@ -168,14 +181,14 @@ class SigtermWatch:
         A Python handler runs only between two byte codes of the main thread; a collective that
         waits for a dead rank never comes to one. The wakeup descriptor is written by the C handler.
         """
-        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        read, write = os.pipe()
+        os.set_blocking(write, False)
         before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         if before != -1:  # an event loop uses it
             signal.set_wakeup_fd(before)
             os.close(read)
             os.close(write)
             return
-        os.set_blocking(read, True)
         self._pipe = (read, write)
         threading.Thread(
             target=self._read_signals, args=(read,), name="bucket-sigterm", daemon=True
@@ -226,3 +239,15 @@ class SigtermWatch:
             with suppress(OSError, ValueError):
                 stream.flush()
         self._end(EXIT_CODE)
+
+
+_INSTALLED: set[SigtermWatch] = set()
+
+
+def _forget_in_child() -> None:
+    for watch in list(_INSTALLED):
+        watch.forget_in_child()
+    _INSTALLED.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

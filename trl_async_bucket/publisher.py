@@ -93,6 +93,9 @@ class Publisher:
         self._error: BaseException | None = None
         self._stopping = False
         self._aborted = False
+        self._hurried = False
+        self._submitted_version = 0
+        self._committed_version = 0
         self._ready_version = 0
         self._skipped = 0
         self._records: list[SyncRecord] = []
@@ -136,7 +139,22 @@ class Publisher:
         """Hand over a filled buffer that ``reserve`` gave out. Does not block."""
         with self._changed:
             self._pending = snapshot
+            self._submitted_version = snapshot.version
             self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the newest snapshot is in the bucket, ready or not; says whether it is.
+
+        Afterwards readiness is not waited for any more: the trainer is about to end.
+        """
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._error or self._committed_version >= self._submitted_version,
+                timeout=timeout_s,
+            )
+            return self._committed_version >= self._submitted_version
 
     def wait_lag(self, version: int, max_lag: int, timeout_s: float) -> float:
         """Wait until ``version`` is at most ``max_lag`` ahead of the ready version.
@@ -234,8 +252,11 @@ class Publisher:
         started = self._clock()
         self._publish_with_retries(snapshot, deadline)
         publish_s = self._clock() - started
+        with self._changed:
+            self._committed_version = snapshot.version
+            self._changed.notify_all()
         remaining = max(deadline - self._clock(), 1.0)
-        if not self._wait_ready(snapshot.version, remaining, lambda: self._aborted):
+        if not self._wait_ready(snapshot.version, remaining, self._should_stop_waiting):
             return None
         ready_s = self._clock() - snapshot.taken_at
         # Only now: a version that rollouts ask for must be one the replicas have.
@@ -249,6 +270,9 @@ class Publisher:
             ready_s,
         )
         return SyncRecord(snapshot.version, nbytes, publish_s, ready_s)
+
+    def _should_stop_waiting(self) -> bool:
+        return self._aborted or self._hurried
 
     def _publish_with_retries(self, snapshot: Snapshot, deadline: float) -> None:
         pause_s = RETRY_FIRST_S

@@ -22,6 +22,7 @@ from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import RunState
 from adapter_bucket.probe import Probe
 from adapter_bucket.publish import RunWriter
+from adapter_bucket.store import Store
 from adapter_bucket.stores import open_store
 from trl_async_bucket.adapter_config import largest_rank, portable_config
 from trl_async_bucket.checks import check_adapter_config
@@ -90,6 +91,16 @@ class BucketSync:
         return self._writer is not None
 
     @property
+    def store(self) -> Store:
+        """The bucket."""
+        return self._store
+
+    @property
+    def writer(self) -> RunWriter:
+        """The run's writer. Call after ``start``."""
+        return self._running()[0]
+
+    @property
     def dtype(self) -> str:
         """dtype of the published adapters, without ``torch.``."""
         return self._fleet.dtype
@@ -138,8 +149,8 @@ class BucketSync:
         """Snapshots replaced by a newer one before they were published."""
         return self._publisher.skipped if self._publisher else 0
 
-    def start(self) -> None:
-        """Claim the run and start the publisher.
+    def start(self, *, takeover: bool = False) -> None:
+        """Claim the run, with ``takeover`` also one marked running, and start the publisher.
 
         Raises:
             FencedError: the run belongs to another trainer.
@@ -152,7 +163,7 @@ class BucketSync:
             SnapshotBuffer(self._shapes, dtype=dtype, pin_memory=torch.cuda.is_available())
             for _ in range(2)
         )
-        self._writer = self._claim()
+        self._writer = self._claim(takeover or settings.takeover)
         self._publisher = Publisher(
             publish=partial(self._publish, self._writer),
             wait_ready=self._wait_ready,
@@ -171,7 +182,7 @@ class BucketSync:
             first.nbytes,
         )
 
-    def _claim(self) -> RunWriter:
+    def _claim(self, takeover: bool) -> RunWriter:
         settings = self._settings
         try:
             return RunWriter.claim(
@@ -180,11 +191,11 @@ class BucketSync:
                 base_model=self._base_model,
                 window=settings.window,
                 writer_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
-                takeover=settings.takeover,
+                takeover=takeover,
                 keep_every=settings.keep_every,
             )
         except FencedError as error:
-            if settings.takeover:
+            if takeover:
                 raise
             raise FencedError(f"{error} (bucket_takeover=True takes it over)") from error
 
@@ -237,6 +248,14 @@ class BucketSync:
         publisher.close(drain=True, timeout_s=2 * self._settings.timeout_s)
         writer.close(RunState.FINISHED)
         self._writer = None
+
+    def publish_pending(self, timeout_s: float) -> bool:
+        """Before an early end: publish the newest snapshot, without waiting for readiness.
+
+        Returns:
+            Whether it is in the bucket, after ``timeout_s`` at most.
+        """
+        return self._publisher is None or self._publisher.flush(timeout_s)
 
     def interrupt(self) -> None:
         """Stop without draining and mark the run interrupted. Does nothing if it is not running.

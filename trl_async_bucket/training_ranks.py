@@ -6,6 +6,10 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
+import torch.distributed as dist
+
+from trl_async_bucket.ranks import from_rank_0, world_size
+
 T = TypeVar("T")
 
 
@@ -26,25 +30,24 @@ class Ranks(Protocol):
         ...
 
 
-class AccelerateRanks:
-    """``Ranks`` over a trainer's ``accelerator``."""
+class JobRanks:
+    """``Ranks`` over the process group of this job; one rank without ``torch.distributed``."""
 
-    def __init__(self, accelerator: Any) -> None:
-        self.rank: int = accelerator.process_index
+    def __init__(self) -> None:
+        self.world_size = world_size()
+        self.rank = dist.get_rank() if self.world_size > 1 else 0
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.world_size: int = accelerator.num_processes
 
     def from_first(self, value: Any) -> Any:
         """See ``Ranks``."""
-        from accelerate.utils import broadcast_object_list
-
-        return broadcast_object_list([value], from_process=0)[0]
+        return from_rank_0(value)
 
     def from_all(self, value: Any) -> list[Any]:
         """See ``Ranks``."""
-        from accelerate.utils import gather_object
-
-        return list(gather_object([value]))
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
 
 def on_first(ranks: Ranks, call: Callable[[], T]) -> T:

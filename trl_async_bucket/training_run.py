@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapter_bucket.probe import Probe
 from trl_async_bucket.gather import AdapterGather, plan_gather
+from trl_async_bucket.preemptible_run import PreemptibleRun
+from trl_async_bucket.preemption import Preempted
 from trl_async_bucket.probe_maker import ProbeMaker, Score, probe_tokens, score_plainly
 from trl_async_bucket.ranks import all_ranks
 from trl_async_bucket.sync import BucketSync
 
-if TYPE_CHECKING:
-    # What the trainer behind the mixin provides; at run time it is found by the class order.
-    from transformers import Trainer as _Base
-else:
-    _Base = object
-
 logger = logging.getLogger(__name__)
 
 
-class TrainingRun(_Base):  # type: ignore[misc]
+class TrainingRun(PreemptibleRun):
     """Publishes a trainer's adapter, if ``weight_sync="bucket"``; else adds nothing.
 
     The trainer behind it must have ``_metrics`` (``mode -> name -> values``) and call
@@ -48,12 +44,26 @@ class TrainingRun(_Base):  # type: ignore[misc]
         """Snapshot, hand over, and wait only if the replicas are too far behind. All ranks."""
         started = time.perf_counter()
         with all_ranks("publishing the policy"):
-            tensors = self._gather_adapter()
-            probe = self._make_probe()
+            with self._uncut():
+                snapshot_s = self._snapshot(self._make_probe())
             if self._bucket is not None:
-                self._publish(self._bucket, tensors, probe, started=started)
+                self._wait_for_replicas(self._bucket, snapshot_s, started=started)
+
+    def _snapshot(self, probe: Probe | None) -> float:
+        """Hand the adapter as it is now to the publisher; seconds it took. All ranks."""
+        tensors, snapshot_s = self._gather_adapter(), 0.0
+        if self._bucket is not None:
+            version = max(self.model_version + 1, self._bucket.next_version)
+            step = self.state.global_step
+            snapshot_s = self._bucket.take(tensors, version=version, step=step, probe=probe)
+            self.model_version = version
         self._bucket_syncs += 1
         self._bucket_synced_step = self.state.global_step
+        return snapshot_s
+
+    def _snapshot_last(self) -> None:
+        if self._bucket_synced_step != self.state.global_step:
+            self._snapshot(None)
 
     def _gather_adapter(self) -> Any:
         """All ranks, by the same path: a sharded parameter is gathered by a collective.
@@ -85,19 +95,14 @@ class TrainingRun(_Base):  # type: ignore[misc]
         forward overrides this."""
         return score_plainly
 
-    def _publish(
-        self, bucket: BucketSync, tensors: Any, probe: Probe | None, *, started: float
-    ) -> None:
-        first = bucket.taken_version == 0
-        version: int = max(self.model_version + 1, bucket.next_version)
-        snapshot_s = bucket.take(tensors, version=version, step=self.state.global_step, probe=probe)
-        self.model_version = version
+    def _wait_for_replicas(self, bucket: BucketSync, snapshot_s: float, *, started: float) -> None:
         # Nothing can be sampled before the first version is ready.
-        waited_s = bucket.wait_lag(0 if first else None)
+        max_lag = 0 if self._bucket_syncs == 1 else None
+        waited_s = self._waiting(lambda: bucket.wait_lag(max_lag))
         metrics = self._metrics["train"]
         metrics["bucket/snapshot_s"].append(snapshot_s)
         # Assigned, not appended: the mean of two version numbers in a log window is neither.
-        metrics["bucket/version"] = [float(version)]
+        metrics["bucket/version"] = [float(self.model_version)]
         metrics["bucket/lag"] = [float(bucket.lag)]
         metrics["bucket/wait_s"].append(waited_s)
         metrics["perf/weight_sync_s"].append(time.perf_counter() - started)
@@ -116,25 +121,33 @@ class TrainingRun(_Base):  # type: ignore[misc]
             metrics["bucket/bytes"].append(float(record.nbytes))
             metrics["bucket/ready_version"] = [float(record.version)]
         metrics["bucket/skipped"] = [float(bucket.skipped)]
+        for upload in self._take_uploads():
+            metrics["bucket/checkpoint_s"].append(upload.upload_s)
+            metrics["bucket/checkpoint_bytes"].append(float(upload.nbytes))
+            metrics["bucket/checkpoint_step"] = [float(upload.step)]
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         if not self._uses_bucket:
             return super()._inner_training_loop(*args, **kwargs)
         self._bucket_gather, self._bucket_syncs = None, 0
-        with all_ranks("claiming the run"):
-            if self._bucket is not None:
-                self._bucket.start()
         try:
+            self._run_begins()
             output = super()._inner_training_loop(*args, **kwargs)
             if self._bucket_synced_step != self.state.global_step:
                 self._sync_last()
             with all_ranks("finishing the run"):
+                self._run_ends()
                 if self._bucket is not None:
                     self._bucket.finish()
             self.log({})  # on all ranks: the last version's record came after TRL's last log
         except BaseException:
+            self._run_fails()
             self._mark_interrupted()
             raise
+        finally:
+            noticed = self._release_sigterm()
+        if noticed:
+            raise Preempted  # it came when nothing was left to be stopped
         return output
 
     def _sync_last(self) -> None:

@@ -269,3 +269,24 @@ say(f"told {theirs.recv(8)[0]}, {signal.set_wakeup_fd(-1) == ours.fileno()}")
     code, said, _ = child.end()
     assert code == 0
     assert "told 15, True" in said
+
+
+def test_a_forked_worker_dies_of_its_own_and_says_nothing_to_the_trainer() -> None:
+    """A data loader ends its workers by SIGTERM."""
+    child = Child("""
+import os
+w = watch(20)
+worker = os.fork()
+if worker == 0:
+    time.sleep(30)
+    os._exit(0)
+time.sleep(0.3)
+os.kill(worker, signal.SIGTERM)
+status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+time.sleep(0.3)
+say(f"worker {status}, noticed {w.noticed}")
+w.uninstall()
+""")
+    code, said, _ = child.end()
+    assert code == 0
+    assert "worker -15, noticed False" in said

@@ -158,3 +158,26 @@ def test_an_upload_that_does_not_end_is_named_when_closing(world: World) -> None
     assert world.publishing.wait(WAIT_S)
     with pytest.raises(StoreUnavailable, match="did not end within"):
         publisher.close(drain=False, timeout_s=0.1)
+
+
+def test_flush_publishes_the_newest_and_waits_for_no_replica(world: World) -> None:
+    world.may_be_ready.clear()
+    publisher = world.start()
+    submit(publisher, 1)
+    world.publishing.wait(WAIT_S)
+    submit(publisher, 2)  # waits behind the readiness of version 1
+    assert publisher.flush(WAIT_S)
+    assert world.published == [1, 2]
+    assert world.ready == []
+    publisher.close(drain=False, timeout_s=WAIT_S)
+
+
+def test_flush_says_what_did_not_get_there(world: World) -> None:
+    world.may_publish.clear()
+    publisher = world.start()
+    assert publisher.flush(0.0)  # nothing was handed over
+    submit(publisher, 1)
+    assert not publisher.flush(0.05)
+    world.failures.append(StoreDenied("no"))
+    world.may_publish.set()
+    assert not publisher.flush(WAIT_S)

@@ -1,0 +1,80 @@
+"""SIGTERM to a real trainer: what is in the bucket afterwards, and how the next one goes on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from adapter_bucket.manifest import RunState
+from tests.integration.preemption.conftest import Bench
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_a_preempted_run_goes_on_elsewhere_and_ends_the_same(
+    bench: Bench, undisturbed: dict[str, Any]
+) -> None:
+    first = bench.start("first", "--save-steps", "1000", "--step-s", "0.1")
+    first.until("step", 5)
+    first.term()
+    code, seconds = first.end()
+    assert code == 143, first.tail()
+    assert seconds < 15
+    last = first.of("step")[-1]
+    manifest = bench.manifest()
+    assert manifest.state is RunState.INTERRUPTED
+    # Everything up to the last step is there, without a save_steps having come by.
+    assert manifest.latest == last["version"]
+    assert manifest.versions[-1].step == last["step"]
+    assert [entry.step for entry in manifest.checkpoints] == [last["step"]]
+    assert "Traceback" not in first.log.read_text()
+
+    second = bench.start("second")
+    began = second.until("began")
+    assert began["began"] == last["step"]
+    assert began["version"] == last["version"] + 1
+    assert began["epoch"] == 2
+    assert second.end()[0] == 0, second.tail()
+    assert second.of("step")[0]["step"] == last["step"] + 1
+    assert second.of("finished")[-1] == undisturbed
+    assert bench.manifest().state is RunState.FINISHED
+
+
+def test_a_wait_for_data_is_cut_short(bench: Bench) -> None:
+    trainer = bench.start("waits", "--row-s", "60", "--steps", "3")
+    trainer.until("waiting")
+    trainer.term()
+    code, seconds = trainer.end()
+    assert code == 143, trainer.tail()
+    assert seconds < 15
+    manifest = bench.manifest()
+    assert manifest.state is RunState.INTERRUPTED
+    assert manifest.latest == 1  # the version of the start
+    assert manifest.checkpoints == []  # nothing was trained that could be lost
+
+
+def test_a_bucket_too_slow_for_a_checkpoint_costs_the_checkpoint_only(bench: Bench) -> None:
+    trainer = bench.start("slow", "--put-s", "30", "--grace-s", "8", "--step-s", "0.1")
+    trainer.until("step", 3)
+    trainer.term()
+    code, seconds = trainer.end()
+    assert code == 143, trainer.tail()
+    assert seconds < 10
+    manifest = bench.manifest()
+    assert manifest.state is RunState.INTERRUPTED
+    assert manifest.latest == trainer.of("step")[-1]["version"]
+    assert manifest.checkpoints == []
+
+
+def test_a_step_longer_than_the_grace_time_is_left_behind(bench: Bench) -> None:
+    trainer = bench.start("long", "--grace-s", "8", "--step-s", "60")
+    trainer.until("began")
+    time.sleep(0.5)
+    trainer.term()
+    code, seconds = trainer.end()
+    assert code == 143, trainer.tail()
+    assert 6 < seconds < 12
+    assert bench.manifest().state is RunState.INTERRUPTED
+    assert "no step boundary came in time" in trainer.tail()

@@ -1,17 +1,19 @@
 """Prompts as chains of block hashes, as a replica's prefix cache sees them. Pure but for a memo.
 
-A block is 64 bytes: 16 token ids of four bytes each, or 64 bytes of text, which is 16 tokens by
-the usual four bytes a token. Each hash covers its block and, as seed, the hash before it; the first
-seed is the model's name, because adapters do not share cache blocks. So an equal hash means an
-equal prefix under an equal name.
+A block is 16 token ids, as they are written in the request, or 64 bytes of text, which is 16 tokens
+by the usual four bytes a token. Each hash covers its block and, as seed, the hash before it; the
+first seed is the model's name, because adapters do not share cache blocks. So an equal hash means
+an equal prefix under an equal name. (An equal prefix that is spaced otherwise has another hash:
+clients that write their JSON differently do not share what is cached.)
 """
 
 from __future__ import annotations
 
-from array import array
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
 
+import msgspec
 import xxhash
 from bucket_lora_proxy.request_body import read_content
 from pydantic_core import to_json
@@ -20,7 +22,15 @@ BLOCK_TOKENS = 16
 BLOCK_BYTES = 64
 
 MAX_HASHED_BYTES = 1024 * 1024
-"""Only so much of a prompt is hashed: 262,144 tokens, or an image in a chat message."""
+"""Only so much of a text is hashed: 262,144 tokens, or an image in a chat message."""
+
+MAX_HASHED_BLOCKS = MAX_HASHED_BYTES // BLOCK_BYTES
+"""Of a list of token ids, as many tokens."""
+
+_IDS = re.compile(rb"\[\s*-?\d")
+_BATCH = re.compile(rb"\[\s*\[")
+_BLOCK_OF_IDS = re.compile(rb"(?:[^,]*+,){%d}" % BLOCK_TOKENS)
+_MAX_ID_BYTES = 16
 
 MAX_MEMO = 1024
 """Prompts whose chain is remembered: the groups in flight several times over. A chain of 2,048
@@ -65,23 +75,53 @@ class Hasher:
         key = xxhash.xxh3_64_intdigest(content_json, seed)
         known = self._memo.get(key)
         if known is None:
-            pieces = _pieces(read_content(content_json))
-            chains = tuple(chain_of(seed, piece[:MAX_HASHED_BYTES]) for piece in pieces)
-            known = sum(len(piece) for piece in pieces) // 4, chains
+            known = _described(seed, content_json)
             if len(self._memo) >= MAX_MEMO:
                 del self._memo[next(iter(self._memo))]
             self._memo[key] = known
         return Prompt(name, known[0], decode_tokens, known[1])
 
 
-def chain_of(seed: int, data: bytes) -> tuple[int, ...]:
-    """Hashes of the whole blocks of ``data``; a last, partial block is never cached."""
+def _described(seed: int, content_json: bytes) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """Length in tokens, and chains. Token ids stay text: to build them takes four times as long."""
+    if _IDS.match(content_json):
+        lists = [content_json]
+    elif _BATCH.match(content_json):
+        try:
+            lists = [bytes(raw) for raw in _LISTS.decode(content_json)]
+        except msgspec.DecodeError:  # a NaN somewhere: the replica will say so
+            lists = []
+    else:
+        pieces = _pieces(read_content(content_json))
+        chains = tuple(_chain(seed, _blocks_of_text(piece)) for piece in pieces)
+        return sum(len(piece) for piece in pieces) // 4, chains
+    lists = [ids for ids in lists if _IDS.match(ids)]
+    tokens = sum(ids.count(b",") + 1 for ids in lists)
+    return tokens, tuple(_chain(seed, _blocks_of_ids(ids)) for ids in lists)
+
+
+_LISTS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _chain(seed: int, blocks: Iterable[bytes]) -> tuple[int, ...]:
     digest = xxhash.xxh3_64_intdigest
     hashes = []
-    for start in range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        seed = digest(data[start : start + BLOCK_BYTES], seed)
+    for block in blocks:
+        seed = digest(block, seed)
         hashes.append(seed)
     return tuple(hashes)
+
+
+def _blocks_of_ids(ids: bytes) -> list[bytes]:
+    """Whole blocks; a last, partial one is never cached."""
+    text = ids[1:-1][: MAX_HASHED_BLOCKS * BLOCK_TOKENS * _MAX_ID_BYTES] + b","
+    blocks: list[bytes] = _BLOCK_OF_IDS.findall(text)
+    return blocks[:MAX_HASHED_BLOCKS]
+
+
+def _blocks_of_text(text: bytes) -> Iterable[bytes]:
+    end = min(len(text), MAX_HASHED_BYTES) - BLOCK_BYTES + 1
+    return (text[start : start + BLOCK_BYTES] for start in range(0, end, BLOCK_BYTES))
 
 
 def _pieces(content: object) -> list[bytes]:
@@ -90,18 +130,9 @@ def _pieces(content: object) -> list[bytes]:
     if not isinstance(content, list) or not content:
         return []
     first = content[0]
-    if isinstance(first, int):
-        return [_token_bytes(content)]
     if isinstance(first, str):
         return [item.encode() for item in content if isinstance(item, str)]
-    if isinstance(first, list):
-        return [_token_bytes(item) for item in content if isinstance(item, list)]
-    # Chat messages: a later turn begins with the same bytes, but for the closing bracket.
-    return [to_json(content)[:-1]]
-
-
-def _token_bytes(ids: list[object]) -> bytes:
-    try:
-        return array("i", cast(list[int], ids)).tobytes()
-    except (TypeError, OverflowError):
-        return b""
+    if isinstance(first, dict):
+        # Chat messages: a later turn begins with the same bytes, but for the closing bracket.
+        return [to_json(content)[:-1]]
+    return []

@@ -79,6 +79,14 @@ def test_what_is_no_prompt_has_no_blocks(content: object) -> None:
     assert not any(prompt(content).chains)
 
 
+def test_compact_json_has_as_many_blocks_and_the_same_prefixes() -> None:
+    compact = json.dumps(IDS, separators=(",", ":")).encode()
+    short = json.dumps(IDS[:48], separators=(",", ":")).encode()
+    one, two = (Hasher().prompt("run-v1", content, 1) for content in (compact, short))
+    assert (one.tokens, len(one.chains[0])) == (100, 6)
+    assert one.chains[0][:3] == two.chains[0]
+
+
 def test_of_a_huge_prompt_only_the_beginning_is_hashed() -> None:
     described = prompt([7] * (MAX_HASHED_BYTES // 4 + 16_000))
     assert described.tokens == MAX_HASHED_BYTES // 4 + 16_000

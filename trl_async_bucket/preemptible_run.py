@@ -14,6 +14,7 @@ import torch
 
 from trl_async_bucket.checkpointed_run import STOP_S, CheckpointedRun
 from trl_async_bucket.preemption import Preempted, SigtermWatch
+from trl_async_bucket.ranks import all_ranks
 from trl_async_bucket.sync import BucketSync
 
 logger = logging.getLogger(__name__)
@@ -111,8 +112,10 @@ class PreemptibleRun(CheckpointedRun):
                 self._save_last(watch)
         except Exception as error:  # the process ends in any case; what can be saved is
             logger.error("SIGTERM: %s", error)
-        if self._bucket is not None:
-            self._close_interrupted(self._bucket, watch)
+        # The others wait for rank 0: a launcher that sees one rank end signals the rest again.
+        with all_ranks("stopping on SIGTERM"):
+            if self._bucket is not None:
+                self._close_interrupted(self._bucket, watch)
         watch.settled()
 
     def _snapshot_last(self) -> None:

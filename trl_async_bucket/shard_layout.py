@@ -88,7 +88,7 @@ def _zero3_layout(name: str, parameter: Any) -> ShardLayout:
     if part.numel() != lengths[0]:
         raise ConfigError(
             f"the ZeRO-3 shard of {name} has {part.numel()} elements; {lengths[0]} were expected "
-            f"of {parameter.ds_numel} on {size} ranks. Install a tested DeepSpeed (0.19)"
+            f"of {parameter.ds_numel} on {size} ranks. Install DeepSpeed 0.19"
         )
     return ShardLayout(group, None, lengths)
 

@@ -113,7 +113,7 @@ def tensor_parallel_and_sharded() -> Any:
 def partition(model: Any, *, size: int | None = None, status: str = "AVAILABLE") -> Any:
     """Leave the factors as ZeRO-3 does: empty, with a flat padded part each.
 
-    A real DeepSpeed is in ``tests/integration/parallel``; it cannot make what must be refused.
+    No DeepSpeed is installed for tests, and it could not make what must be refused.
     """
     import torch.distributed as dist
 

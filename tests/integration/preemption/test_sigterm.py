@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adapter_bucket.manifest import RunState
-from tests.integration.preemption.conftest import Bench
+from tests.integration.preemption.conftest import Bench, Trainer
+from tests.s3_servers import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -78,3 +80,31 @@ def test_a_step_longer_than_the_grace_time_is_left_behind(bench: Bench) -> None:
     assert 6 < seconds < 12
     assert bench.manifest().state is RunState.INTERRUPTED
     assert "no step boundary came in time" in trainer.tail()
+
+
+def test_ranks_stop_at_the_same_step_though_one_got_the_notice(bench: Bench) -> None:
+    """Two processes with gloo; the notice goes to rank 1, the bucket is rank 0's."""
+    ranks = start_ranks(bench, "both", "--save-steps", "1000", "--step-s", "0.1")
+    ranks[0].until("step", 4)
+    ranks[1].term()
+    assert [rank.end()[0] for rank in ranks] == [143, 143], ranks[0].tail() + ranks[1].tail()
+    last = {rank.of("step")[-1]["step"] for rank in ranks}
+    assert len(last) == 1
+    manifest = bench.manifest()
+    assert manifest.state is RunState.INTERRUPTED
+    assert [entry.step for entry in manifest.checkpoints] == list(last)
+
+
+def start_ranks(bench: Bench, name: str, *arguments: str) -> list[Trainer]:
+    port = str(free_port())
+    started = []
+    for rank in range(2):
+        env = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+        started.append(bench.start(name, *arguments, env=env))
+        if rank == 0:
+            started[0].log.rename(started[0].log.with_suffix(".rank0.log"))
+            started[0].log = Path(started[0].log.with_suffix(".rank0.log"))
+    return started

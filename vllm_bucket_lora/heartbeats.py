@@ -74,7 +74,9 @@ class Heart:
     def notice(self) -> None:
         """Something changed; a heartbeat follows soon if it concerns one."""
         runs = self._status().runs
-        said = [(run_id, run.ready, run.refusal, run.error) for run_id, run in runs.items()]
+        said = [
+            (run_id, run.ready, run.refused, run.refusal, run.error) for run_id, run in runs.items()
+        ]
         if said != self._last_said:
             self._last_said = said
             self._news.set()

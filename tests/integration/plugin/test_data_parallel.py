@@ -30,6 +30,7 @@ REQUESTS = 16
 meet the same one has a chance of 2 in 65,536."""
 
 
+@pytest.mark.timeout(600)  # three commands start vLLM at once
 def test_api_servers_that_load_in_different_orders_serve_the_same_weights(
     base: Path, bucket: Path, flags: list[str], tmp_path: Path, new_run: RunMaker
 ) -> None:

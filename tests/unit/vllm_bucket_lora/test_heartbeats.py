@@ -94,6 +94,10 @@ def test_news_are_written_soon_and_nothing_is_written_without() -> None:
             server.now = status([1, 2])
             heart.notice()
             await until(lambda: reader.poll()["r-1"].heartbeat.status.runs["run"].ready == [1, 2])
+            run = server.now.runs["run"].model_copy(update={"refused": {3: "its probe failed"}})
+            server.now = server.now.model_copy(update={"runs": {"run": run}})
+            heart.notice()
+            await until(lambda: 3 in reader.poll()["r-1"].heartbeat.status.runs["run"].refused)
 
     asyncio.run(scenario())
 

@@ -90,12 +90,12 @@ def start_replica(
     return Server(processes.start(name, command, env=environment), f"http://127.0.0.1:{port}")
 
 
-def start_stock_server(processes: Processes, model: Path) -> Server:
+def start_stock_server(processes: Processes, model: Path, *, name: str = "stock") -> Server:
     """Start vLLM as TRL's own adapter sync wants it: no plugin, both control switches on."""
     port = free_port()
     switches = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     environment = {**_CPU_VLLM_ENV, **_OFFLINE_ENV, **switches}
-    child = processes.start("stock", serve_command(model, port), env=environment)
+    child = processes.start(name, serve_command(model, port), env=environment)
     return Server(child, f"http://127.0.0.1:{port}")
 
 

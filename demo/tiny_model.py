@@ -27,8 +27,11 @@ _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
 _DONE = "warmed-up"
 
 
-def build(target: Path, *, seed: int = 0) -> Path:
-    """Write model and tokenizer to ``target`` unless they are there already; return it."""
+def build(target: Path, *, seed: int = 0, warm_up_steps: int = WARM_UP_STEPS) -> Path:
+    """Write model and tokenizer to ``target`` unless they are there already; return it.
+
+    Few warm-up steps are enough where nothing has to be learnt.
+    """
     if (target / _DONE).exists():
         return target
     import torch
@@ -36,7 +39,7 @@ def build(target: Path, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     tokenizer = _tokenizer()
     model = _model(tokenizer)
-    loss = _warm_up(model, tokenizer, random.Random(seed))
+    loss = _warm_up(model, tokenizer, random.Random(seed), warm_up_steps)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     (target / _DONE).write_text(f"loss {loss:.4f}\n")
@@ -92,13 +95,13 @@ def _example(tokenizer: Any, rng: random.Random, hint: float) -> tuple[list[int]
     return [*prompt, *ids], len(prompt)
 
 
-def _warm_up(model: Any, tokenizer: Any, rng: random.Random) -> float:
+def _warm_up(model: Any, tokenizer: Any, rng: random.Random, steps: int) -> float:
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, WARM_UP_STEPS)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     loss = torch.tensor(float("nan"))
-    for step in range(WARM_UP_STEPS):
+    for step in range(steps):
         hint = 1.0 if step < COPY_STEPS else HINT
         examples = [_example(tokenizer, rng, hint) for _ in range(_BATCH)]
         ids = torch.tensor([tokens for tokens, _ in examples])  # all prompts are equally long

@@ -8,7 +8,7 @@ import re
 import pytest
 from bucket_lora_proxy.guard import MAX_HEAD_BYTES, GuardedProtocol
 
-from tests.proxy.proxy_harness import Harness, Proxy
+from tests.proxy.proxy_harness import ANSWER_S, Harness, Proxy
 from tests.proxy.stand_in import StandIn
 
 pytestmark = pytest.mark.anyio
@@ -18,14 +18,17 @@ LOGIN = f"authorization: Bearer {TOKEN}\r\n".encode()
 
 
 async def raw(proxy: Proxy, data: bytes, *, timeout_s: float = 3.0) -> bytes:
-    """Write bytes, and read all that comes until the proxy closes or is silent."""
+    """Write bytes, and read all that comes until the proxy closes, or is silent after it began."""
     async with proxy.client() as client:
         client.writer.write(data)
         got = b""
         try:
-            async with asyncio.timeout(timeout_s):
-                while piece := await client.reader.read(65536):
-                    got += piece
+            while True:
+                async with asyncio.timeout(timeout_s if got else ANSWER_S):
+                    piece = await client.reader.read(65536)
+                if not piece:
+                    break
+                got += piece
         except (TimeoutError, ConnectionResetError):
             pass
         return got

@@ -113,7 +113,7 @@ def adapter(base: Path, path: Path, rank: int, seed: int, dtype: str) -> Path:
     )
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            parameter.data.normal_(std=0.2 / rank / parameter.shape[0] ** 0.5)
+            parameter.data.normal_(std=0.2 / rank**0.5)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(getattr(torch, dtype))
     model.save_pretrained(path)
@@ -123,7 +123,8 @@ def adapter(base: Path, path: Path, rank: int, seed: int, dtype: str) -> Path:
 def probe_tokens(vocabulary: int) -> list[int]:
     import random
 
-    return [random.Random(7).randrange(vocabulary) for _ in range(TOKENS)]
+    choose = random.Random(7)
+    return [choose.randrange(vocabulary) for _ in range(TOKENS)]
 
 
 def trainer_logprobs(

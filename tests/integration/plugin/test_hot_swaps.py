@@ -35,6 +35,7 @@ def test_a_hundred_swaps_under_load(
     newest = 0
     done = threading.Event()
     answers: dict[int, set[tuple[int, ...]]] = {}
+    unadapted: set[tuple[int, ...]] = set()
     served: Counter[int] = Counter()
     slowest_s = 0.0
 
@@ -49,6 +50,8 @@ def test_a_hundred_swaps_under_load(
             slowest_s = max(slowest_s, time.monotonic() - started)
             answers.setdefault(version, set()).add(tuple(tokens))
             served[version] += 1
+            if choose.random() < 0.1:
+                unadapted.add(tuple(server.generate(server.model, PROMPT)["token_ids"]))
 
     run.publish_made(1, adapters[0])
     server.status(run.name(1), wait_s=20)
@@ -74,6 +77,8 @@ def test_a_hundred_swaps_under_load(
         (tokens,) = answers[version]
         adapter = _write(tmp_path / str(version), adapters[version - 1])
         assert list(tokens) == true_tokens(base, adapter, PROMPT, len(tokens))
+    (tokens,) = unadapted  # also beside adapters, and with every slot filled
+    assert list(tokens) == true_tokens(base, None, PROMPT, len(tokens))
     distinct = {next(iter(tokens)) for tokens in answers.values()}
     assert len(distinct) >= 0.9 * len(answers)
     print(f"{served.total()} requests, slowest {slowest_s:.2f} s")

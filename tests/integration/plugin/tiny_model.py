@@ -78,11 +78,11 @@ def true_logprobs(base: Path, adapter: Path | None, tokens: list[int]) -> list[f
     return [float(logprobs[i, token]) for i, token in enumerate(tokens[1:])]
 
 
-def true_tokens(base: Path, adapter: Path, prompt: list[int], count: int) -> list[int]:
+def true_tokens(base: Path, adapter: Path | None, prompt: list[int], count: int) -> list[int]:
     """Greedy continuation of ``prompt``, by transformers and peft in float32."""
-    model = PeftModel.from_pretrained(
-        Qwen2ForCausalLM.from_pretrained(base, dtype=torch.float32), adapter
-    )
+    model = Qwen2ForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
     tokens = list(prompt)
     with torch.no_grad():
         for _ in range(count):

@@ -55,6 +55,11 @@ class Memory:
             except psutil.NoSuchProcess:
                 continue
 
+    def course(self, name: str) -> list[int]:
+        """Ten points of the whole way, MiB."""
+        values = self.samples[name]
+        return [round(values[len(values) * tenth // 10]) for tenth in range(10)]
+
     def growth(self, name: str) -> float:
         """Median of the last third minus that of the first third, after the warm-up."""
         values = self.samples[name]
@@ -138,7 +143,7 @@ def soak(out: Path, versions: int) -> dict[str, object]:
         "versions": len(published), "restarts": restarts, "failed generations": failed,
         "dropped as stale": int(sum(series(rows, "sample/dropped_stale_total"))),
         "growth after warm-up, MiB": growth,
-        "memory at the end, MiB": {name: round(v[-1]) for name, v in memory.samples.items()},
+        "memory on the way, MiB": {name: memory.course(name) for name in memory.samples},
         "samples": len(memory.samples["proxy"]), "faults": faults,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks only for what the proxy and the plugin export, and for all of it."""
+"""The Grafana dashboard asks only for what proxy and plugin export, and for all of the proxy's."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def test_every_metric_and_label_it_names_exists(exported: dict[str, set[str]]) -
     assert count >= 40
 
 
-def test_every_metric_is_shown(exported: dict[str, set[str]]) -> None:
+def test_every_metric_of_the_proxy_is_shown(exported: dict[str, set[str]]) -> None:
     shown = set(_NAME.findall("\n".join(expressions())))
     ours = {
         re.sub(r"_(bucket|count|sum)$", "", name)
         for name in exported
-        if name.startswith("bucket_lora_") and not name.endswith("_created")
+        if name.startswith("bucket_lora_proxy_") and not name.endswith("_created")
     }
     assert {name for name in ours if not {name, f"{name}_bucket"} & shown} == set()
 

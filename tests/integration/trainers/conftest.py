@@ -29,12 +29,19 @@ class Place:
     replica: Server
 
     def train(
-        self, module: str, name: str, *extra: str, trl: Path | None = None, timeout_s: float = 300
+        self,
+        module: str,
+        name: str,
+        *extra: str,
+        ranks: int = 1,
+        trl: Path | None = None,
+        timeout_s: float = 300,
     ) -> Path:
-        """Run a trainer to its clean end; returns its output directory."""
+        """Run a trainer, in as many processes as ``ranks``, to its clean end; its output folder."""
         out = self.out / name
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [
-            sys.executable, "-m", module, "--model", str(self.model), "--server", self.replica.url,
+            sys.executable, *(torchrun if ranks > 1 else []), "-m", module, "--model", str(self.model), "--server", self.replica.url,
             "--bucket", self.bucket, "--run-id", name, "--out", str(out), *extra,
         ]  # fmt: skip
         paths = [str(trl)] if trl else []

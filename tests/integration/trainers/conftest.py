@@ -41,8 +41,9 @@ class Place:
         out = self.out / name
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [
-            sys.executable, *(torchrun if ranks > 1 else []), "-m", module, "--model", str(self.model), "--server", self.replica.url,
-            "--bucket", self.bucket, "--run-id", name, "--out", str(out), *extra,
+            sys.executable, *(torchrun if ranks > 1 else []), "-m", module,
+            "--model", str(self.model), "--server", self.replica.url, "--bucket", self.bucket,
+            "--run-id", name, "--out", str(out), *extra,
         ]  # fmt: skip
         paths = [str(trl)] if trl else []
         paths += [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[3])]

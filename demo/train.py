@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import signal
 import time
 from pathlib import Path
@@ -115,7 +116,9 @@ def main() -> None:
         )
         trainer = BucketTrainer(args=args, **common)
     options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "metrics.jsonl").open("w", buffering=1) as file:
+    rank = os.environ.get("RANK", "0")  # torchrun's; the others log next to rank 0
+    name = "metrics.jsonl" if rank == "0" else f"metrics-{rank}.jsonl"
+    with (options.out / name).open("w", buffering=1) as file:
         trainer.add_callback(_metrics_writer(file))
         trainer.train(resume_from_checkpoint=options.resume)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +70,21 @@ def main() -> None:
         peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"),
     )
     options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "generations.jsonl").open("w", buffering=1) as file:
+    rank = os.environ.get("RANK", "0")  # torchrun's; only rank 0 generates
+    name = "generations.jsonl" if rank == "0" else f"generations-{rank}.jsonl"
+    with (options.out / name).open("w", buffering=1) as file:
         _write_down(trainer, file)
         trainer.train()
         after = trainer.evaluate()
-    (options.out / "log.json").write_text(json.dumps([*trainer.state.log_history, after]))
+    if rank == "0":
+        (options.out / "log.json").write_text(json.dumps([*trainer.state.log_history, after]))
 
 
 def _write_down(trainer: Any, file: Any) -> None:
     """Note the step and the model of every answer, as the server named it."""
     client = trainer.vllm_generation.vllm_client
+    if client is None:
+        return  # not rank 0
     post = client._post
 
     def noting(url: str, **kwargs: Any) -> Any:

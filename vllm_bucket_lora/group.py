@@ -57,8 +57,11 @@ class ServerState(BaseModel):
     admission: Admission | None = None
     """Which runs get slots; only the leader's counts."""
     fault: str | None = None
-    asleep: bool = False
-    """Whether it was told that the engine sleeps."""
+    slept_at: float = 0.0
+    """When it was last told that the engine goes to sleep, seconds of this machine's monotonic
+    clock, which all processes share; 0: never."""
+    woke_at: float = 0.0
+    """When it was last told that the engine is awake again."""
 
 
 class ServerGroup:
@@ -110,10 +113,13 @@ class ServerGroup:
         state = self._own if self.leader else self._read(0)
         return state.admission if state else None
 
-    def asleep(self) -> bool:
-        """See ``ports.Group.asleep``."""
-        states = [self._read(other) for other in self._others]
-        return any(state is not None and state.asleep for state in states)
+    def slept_and_woke_at(self) -> tuple[float, float]:
+        """See ``ports.Group.slept_and_woke_at``."""
+        states = [state for state in map(self._read, self._others) if state is not None]
+        return (
+            max((state.slept_at for state in states), default=0.0),
+            max((state.woke_at for state in states), default=0.0),
+        )
 
     def held_elsewhere(self, name: str) -> bool:
         """See ``ports.Group.held_elsewhere``. Never from memory: an old answer deletes too much."""

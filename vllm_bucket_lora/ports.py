@@ -78,8 +78,8 @@ class Group(Protocol):
         """What the leader decided last, or ``None`` while it has not."""
         ...
 
-    def asleep(self) -> bool:
-        """Whether another process was told that the engine sleeps."""
+    def slept_and_woke_at(self) -> tuple[float, float]:
+        """When any other process was last told that the engine sleeps, and that it is awake."""
         ...
 
     def held_elsewhere(self, name: str) -> bool:

@@ -107,8 +107,9 @@ class Service:
             runs=views,
             holds=self._shelf.names,
             admission=watcher.admission,
-            fault=watcher.fault or self._task_fault or (ASLEEP if watcher.asleep else None),
-            asleep=watcher.asleep,
+            fault=watcher.fault or self._task_fault or (ASLEEP if watcher.sleep.asleep else None),
+            slept_at=watcher.sleep.slept_at,
+            woke_at=watcher.sleep.woke_at,
         )
         self._group.publish(state)
         self._notify()

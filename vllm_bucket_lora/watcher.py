@@ -26,6 +26,7 @@ from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.ports import Group, LoadRefused, ProbeFailed
 from vllm_bucket_lora.run import JITTER, Run, next_to_load
 from vllm_bucket_lora.shelf import Shelf
+from vllm_bucket_lora.sleep import SleepState, Turn
 from vllm_bucket_lora.slots import Admission, admit, retired
 
 logger = logging.getLogger(__name__)
@@ -71,10 +72,8 @@ class Watcher:
         self._next_listing_at = clock()
         self._listed_at = clock()
         self._strangers = 0
-        self._was_asleep = False
         self._loading = asyncio.Lock()
-        self.asleep = False
-        """Whether this process was told that the engine sleeps."""
+        self.sleep = SleepState(group)
         self.runs: dict[str, Run] = {}
         self.admission = Admission()
         self.fault: str | None = None
@@ -101,14 +100,14 @@ class Watcher:
 
         A sleeping engine has given its memory away, adapter slots included.
         """
-        self.asleep = True
+        self.sleep.told_to_sleep()
         self._on_change()
         async with self._loading:
             await self._shelf.doubt()
 
     def engine_wakes(self) -> None:
         """Load and probe anew what shall be ready: nothing is assumed of what was in the engine."""
-        self.asleep, self._was_asleep = False, True
+        self.sleep.told_to_wake()
         self._on_change()
         self._woken.set()
 
@@ -149,7 +148,7 @@ class Watcher:
         await self._discover()
         await self._poll()
         await self._decide()
-        if await self._sleeping():
+        if await self._heed_sleep():
             return False
         async with self._loading:
             tried = await self._load_next()
@@ -157,16 +156,15 @@ class Watcher:
         await self._shelf.reap()
         return tried
 
-    async def _sleeping(self) -> bool:
-        """Whether the engine sleeps, as any process of the server was told."""
-        asleep = self.asleep or self._group.asleep()
-        if asleep and not self._was_asleep:
+    async def _heed_sleep(self) -> bool:
+        """Give up what the engine may have lost, where it slept; whether it sleeps now."""
+        turn = self.sleep.look()
+        if turn is not Turn.NOTHING:
             await self._shelf.doubt()
-        elif self._was_asleep and not asleep:
+        if turn is Turn.WOKE:
             for run in self.runs.values():
                 run.doubt()
-        self._was_asleep = asleep
-        return asleep
+        return self.sleep.asleep
 
     async def _discover(self) -> None:
         if self._clock() < self._next_listing_at:
@@ -234,7 +232,7 @@ class Watcher:
 
     async def _load_next(self) -> bool:
         choice = next_to_load(self.runs.values(), self._shelf.ready, self._keep, self._clock())
-        if choice is None or self.asleep:
+        if choice is None or self.sleep.asleep:
             return False
         run, entry = choice
         name = adapter_name(run.run_id, entry.version)

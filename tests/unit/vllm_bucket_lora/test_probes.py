@@ -15,6 +15,7 @@ from tests.unit.vllm_bucket_lora.harness import watching
 from vllm_bucket_lora import metrics
 from vllm_bucket_lora import watcher as watcher_module
 from vllm_bucket_lora.group import RunView, ServerGroup, ServerState
+from vllm_bucket_lora.sleep import SleepState, Turn
 from vllm_bucket_lora.status import join, replica_status
 
 NONE, PASSED, FAILED = ProbeResult
@@ -120,13 +121,31 @@ def test_a_probe_that_failed_before_a_sleep_gets_a_new_chance(tmp_path: Path) ->
 
 
 def test_the_other_processes_heed_a_sleep_too(tmp_path: Path) -> None:
-    told = ServerGroup(tmp_path, rank=0, count=2)
-    other = ServerGroup(tmp_path, rank=1, count=2)
-    assert not other.asleep()
-    told.publish(ServerState(asleep=True))
-    assert other.asleep()
-    told.publish(ServerState())
-    assert not other.asleep()
+    groups = [ServerGroup(tmp_path, rank=rank, count=2) for rank in (0, 1)]
+    one, other = (SleepState(group) for group in groups)
+
+    def tell(group: ServerGroup, state: SleepState) -> None:
+        group.publish(ServerState(slept_at=state.slept_at, woke_at=state.woke_at))
+
+    assert (other.look(), other.asleep) == (Turn.NOTHING, False)
+    one.told_to_sleep()
+    tell(groups[0], one)
+    assert one.look() is Turn.NOTHING  # it has heeded it already
+    assert [other.look() for _ in range(2)] == [Turn.FELL_ASLEEP, Turn.NOTHING]
+    other.told_to_wake()  # the end is told to another process than the beginning
+    tell(groups[1], other)
+    assert not one.asleep
+    assert [one.look() for _ in range(2)] == [Turn.WOKE, Turn.NOTHING]
+    assert other.look() is Turn.WOKE
+
+
+def test_a_sleep_between_two_looks_is_heeded(tmp_path: Path) -> None:
+    groups = [ServerGroup(tmp_path, rank=rank, count=2) for rank in (0, 1)]
+    one, other = (SleepState(group) for group in groups)
+    one.told_to_sleep()
+    one.told_to_wake()
+    groups[0].publish(ServerState(slept_at=one.slept_at, woke_at=one.woke_at))
+    assert [other.look() for _ in range(2)] == [Turn.WOKE, Turn.NOTHING]
 
 
 def view(**fields: object) -> RunView:

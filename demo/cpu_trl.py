@@ -33,7 +33,7 @@ def make_trl_run_on_cpu() -> None:
         async_grpo_trainer.create_model_from_path = lambda *args, **kwargs: create_model_from_path(
             *args, **{**kwargs, "attn_implementation": "sdpa"}
         )
-    if find_spec("trl.kernels") is not None:
+    if find_spec("trl.kernels.chunked_logprob") is not None:
         from trl.kernels import chunked_logprob
         from trl.trainer import utils
 

@@ -42,7 +42,7 @@ def processes_naming(path: Path) -> list[str]:
 
 
 def test_the_demo_learns_and_writes_its_report(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path / "out", "--steps", "80")
+    demo = start_demo(tmp_path / "out", "--steps", "40")
     output, _ = demo.communicate(timeout=500)
     assert demo.returncode == 0, output[-3000:]
     for phrase in ("reward, first", "ratio", "snapshot", "publish", "ready", "stale", "replica-2"):
@@ -51,7 +51,8 @@ def test_the_demo_learns_and_writes_its_report(tmp_path: Path) -> None:
     assert "<svg" in report
     assert "Sync timeline" in report
     summary = summarise(read_metrics(tmp_path / "out" / "trainer" / "metrics.jsonl"))
-    assert summary.reward_last >= 3 * summary.reward_first
+    # The loop's own tests hold a longer run to a threefold gain.
+    assert summary.reward_last >= 1.2 * summary.reward_first
     assert processes_naming(tmp_path) == []
 
 

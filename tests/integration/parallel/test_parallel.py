@@ -81,9 +81,8 @@ def test_ddp(tmp_path: Path) -> None:
     assert collectives(report) == STATUS
 
 
-@pytest.mark.parametrize("lora_rank", [1, 3])
-def test_fsdp2_gathers_once_for_each_version(tmp_path: Path, lora_rank: int) -> None:
-    report = launch(FSDP2, tmp_path, "--lora-rank", str(lora_rank))
+def test_fsdp2_gathers_once_for_each_version(tmp_path: Path) -> None:
+    report = launch(FSDP2, tmp_path, "--lora-rank", "3")  # does not divide by two ranks
     assert report["model"] == "FSDPPeftModel"
     assert not report["offload"]
     check_bytes(report)

@@ -122,7 +122,7 @@ seed, one run each, one after the other ({machine}; {versions}).
 Rewards are {verdict} by the test of the script: the means of the last {tail} steps differ by
 {difference:.3f}; twice the pooled standard deviation of the step rewards there is {allowed:.3f}.
 
-![Reward of both runs by optimizer step](img/side-by-side.svg)
+![Reward of both runs by optimizer step](images/side-by-side.svg)
 """
 
 
@@ -176,7 +176,7 @@ def main() -> None:
     ours, stock = outcome(logged["bucket"]), outcome(logged["stock"])
     options.docs.mkdir(parents=True, exist_ok=True)
     (options.docs / "side-by-side.md").write_text(page(ours, stock, options.steps))
-    draw(options.docs / "img" / "side-by-side.svg", logged)
+    draw(options.docs / "images" / "side-by-side.svg", logged)
     print(json.dumps({"bucket": asdict(ours), "stock": asdict(stock)}, indent=1))
     claims = {
         "rewards equal": same_reward(ours, stock),

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from benchmarks.test_snapshot import peft_model
 from trl_async_bucket.gather import AdapterGather
-from trl_async_bucket.snapshot import SnapshotBuffer, full_shape, full_tensors, lora_parameters
+from trl_async_bucket.snapshot import SnapshotBuffer, full_shape, lora_parameters
 
 RANK = 16
 ROUNDS, WARM_UP = 10, 2
@@ -48,7 +48,7 @@ def one_gather(model: Any) -> Callable[[], Any]:
 
 def one_collective_per_tensor(model: Any) -> Callable[[], Any]:
     parameters = lora_parameters(model, "default")
-    return lambda: full_tensors(parameters)
+    return lambda: {name: sharded.full_tensor() for name, sharded in parameters.items()}
 
 
 def go_along(meeting: Path, way: Callable[[Any], Callable[[], Any]]) -> None:

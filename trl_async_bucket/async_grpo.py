@@ -6,19 +6,16 @@ Owns the overrides of TRL methods and nothing else; which methods, and why those
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
 from adapter_bucket.errors import ConfigError
 from trl_async_bucket.compat.async_grpo import check_seam, import_trl, probe_score
-from trl_async_bucket.config import BucketSyncFields
+from trl_async_bucket.config import NEEDS_ADAPTER, BucketSyncFields, uses_bucket
 from trl_async_bucket.probe_maker import Score
 from trl_async_bucket.sync import BucketSync
 from trl_async_bucket.training_run import TrainingRun
 from trl_async_bucket.watchdog import StarvationWatchdog
-
-logger = logging.getLogger(__name__)
 
 TrlAsyncGRPOConfig: Any
 TrlAsyncGRPOTrainer: Any
@@ -69,21 +66,13 @@ class AsyncGRPOTrainer(TrainingRun, TrlAsyncGRPOTrainer):  # type: ignore[misc]
         *more: Any,
         **kwargs: Any,
     ) -> None:
-        if args is not None and not isinstance(args, AsyncGRPOConfig):
-            raise ConfigError(
-                f"args is a {type(args).__name__}: pass trl_async_bucket.AsyncGRPOConfig, with "
-                "weight_sync='trl' for TRL's own sync"
-            )
-        self._uses_bucket = args is not None and args.weight_sync == "bucket"
+        self._uses_bucket = uses_bucket(args, AsyncGRPOConfig)
         self._ran = False
         if self._uses_bucket and kwargs.get("weight_transfer") is not None:
             raise ConfigError("weight_sync='bucket' and weight_transfer=… exclude each other")
         super().__init__(model, reward_funcs, args, *more, **kwargs)
         if self._uses_bucket and not self._lora_sync:
-            raise ConfigError(
-                "weight_sync='bucket' publishes LoRA adapters: pass peft_config=LoraConfig(…) or a "
-                "PeftModel, or set weight_sync='trl'"
-            )
+            raise ConfigError(NEEDS_ADAPTER)
         self._bucket_adapter = self._adapter_name
         if self._bucket is not None and self.rollout_worker is not None:
             self._watch_rollouts(self._bucket)

@@ -178,6 +178,28 @@ class BucketSyncFields(BucketCheckpointFields):
         return self.bucket_max_lag
 
 
+NEEDS_ADAPTER = (
+    "weight_sync='bucket' publishes LoRA adapters: pass peft_config=LoraConfig(…) or a PeftModel, "
+    "or set weight_sync='trl'"
+)
+
+
+def uses_bucket(args: object, config: type[BucketSyncFields]) -> bool:
+    """Whether the ``args`` of a drop-in trainer ask for the bucket; ``None`` leaves TRL as it is.
+
+    Raises:
+        ConfigError: they are of another class than the drop-in's own: TRL's lacks the fields.
+    """
+    if args is None:
+        return False
+    if not isinstance(args, config):
+        raise ConfigError(
+            f"args is a {type(args).__name__}: pass trl_async_bucket.{config.__name__}, with "
+            "weight_sync='trl' for TRL's own sync"
+        )
+    return args.weight_sync == "bucket"
+
+
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")

@@ -12,7 +12,7 @@ from typing import Any
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import adapter_name
 from trl_async_bucket.compat.grpo import check_seam, generation_backend, import_trl
-from trl_async_bucket.config import BucketSyncFields
+from trl_async_bucket.config import NEEDS_ADAPTER, BucketSyncFields, uses_bucket
 from trl_async_bucket.generation import (
     BucketGeneration,
     TrlClient,
@@ -99,13 +99,8 @@ class GRPOTrainer(TrainingRun, TrlGRPOTrainer):  # type: ignore[misc]
         *more: Any,
         **kwargs: Any,
     ) -> None:
-        if args is not None and not isinstance(args, GRPOConfig):
-            raise ConfigError(
-                f"args is a {type(args).__name__}: pass trl_async_bucket.GRPOConfig, with "
-                "weight_sync='trl' for TRL's own sync"
-            )
         self._in_training = False
-        if args is None or args.weight_sync != "bucket":
+        if args is None or not uses_bucket(args, GRPOConfig):
             super().__init__(model, reward_funcs, args, *more, **kwargs)
             return
         self._uses_bucket = True
@@ -124,10 +119,7 @@ class GRPOTrainer(TrainingRun, TrlGRPOTrainer):  # type: ignore[misc]
     def _connect_bucket(self, args: GRPOConfig, model: Any) -> VersionedClient | None:
         """On all ranks; on rank 0, check everything that can be checked before the first step."""
         if not hasattr(model, "peft_config"):
-            raise ConfigError(
-                "weight_sync='bucket' publishes LoRA adapters: pass peft_config=LoraConfig(…) or a "
-                "PeftModel, or set weight_sync='trl'"
-            )
+            raise ConfigError(NEEDS_ADAPTER)
         self._bucket_adapter = model.active_adapters[0]
         if not self.accelerator.is_main_process:
             return None

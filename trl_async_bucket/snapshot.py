@@ -17,7 +17,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch.distributed.tensor import DTensor
 
 from adapter_bucket.errors import ConfigError
 
@@ -195,14 +194,6 @@ class SnapshotBuffer:
     def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         start, shape = self._offsets[name] // flat.element_size(), self._shapes[name]
         return flat[start : start + shape.numel()].view(shape)
-
-
-def full_tensors(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Whole tensors of possibly sharded parameters. A collective: all ranks must call it."""
-    return {
-        name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        for name, parameter in parameters.items()
-    }
 
 
 def _parts(tensor: torch.Tensor | Shards) -> Sequence[torch.Tensor]:

@@ -14,10 +14,7 @@ from typing import Any
 
 from trl_async_bucket.compat.seam import check_methods, check_source, unsupported
 
-_TRAINER = {
-    "_inner_training_loop": ["self", "args", "kwargs"],
-    "log": ["self", "logs", "start_time"],
-}
+_TRAINER = ("_inner_training_loop", "log")
 _GENERATION = {"_init_vllm": ["self"], "sync_weights": ["self"]}
 _CLIENT = ("self.session.", "self.base_url", "self.model", "self._post(")
 _CONSTRUCTOR = (

@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 RUN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench faults setup clean trl-matrix
+.PHONY: help demo test test-fast lint bench docs faults setup clean trl-matrix
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ lint: setup ## Format check, lint, types
 bench: setup ## Run the benchmarks
 	@$(RUN) -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
 
+docs: setup ## Build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build
+
 faults: setup ## Send 20,000 requests through a proxy whose replicas fail (4 minutes)
 	@$(RUN) -m tests.faults.proxy_run $(FAULTS_ARGS)
 
@@ -37,4 +40,4 @@ trl-matrix: setup ## Run the trainers' tests with every supported TRL release
 	@TRL_RELEASES=1.14.2,1.15.0,1.16.0 $(RUN) -m pytest tests/integration/trainers/test_old_trl.py $(TEST_ARGS)
 
 clean: ## Remove .venv and everything generated
-	rm -rf .venv build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks
+	rm -rf .venv build dist site demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks

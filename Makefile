@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 RUN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench docs faults setup clean trl-matrix
+.PHONY: help demo test test-fast lint bench docs faults setup clean trl-matrix dist sbom extras
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,6 +38,15 @@ faults: setup ## Send 20,000 requests through a proxy whose replicas fail (4 min
 
 trl-matrix: setup ## Run the trainers' tests with every supported TRL release
 	@TRL_RELEASES=1.14.2,1.15.0,1.16.0 $(RUN) -m pytest tests/integration/trainers/test_old_trl.py $(TEST_ARGS)
+
+dist: setup ## Build wheel and sdist into dist/ and check them
+	@$(RUN) -m scripts.release
+
+sbom: setup ## Write what each extra pulls in (CycloneDX) and all licences into dist/
+	@$(RUN) -m scripts.sbom
+
+extras: setup ## Install each extra alone into an empty environment (minutes, gigabytes; needs a package index)
+	@$(RUN) -m scripts.extras $(EXTRAS_ARGS)
 
 clean: ## Remove .venv and everything generated
 	rm -rf .venv build dist site demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks

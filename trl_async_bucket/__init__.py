@@ -31,6 +31,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("trl-async-bucket")
     if name not in _HOMES:
         raise AttributeError(f"module 'trl_async_bucket' has no attribute {name!r}")
     from importlib import import_module

@@ -14,6 +14,7 @@ from bucket_lora_proxy.config_sources import parse_config
 from bucket_lora_proxy.server import Server
 
 from adapter_bucket.errors import ConfigError
+from adapter_bucket.json_logs import set_up_logs
 
 GC_THRESHOLD = 20_000
 """New objects after which cycles are looked for; the default of 700 is a few requests."""
@@ -33,11 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             bucket, readable = bucket_report(config)
             print("\n".join(filter(None, (text, bucket))))
             return 0 if readable else 1
-        logging.basicConfig(
-            level=logging.INFO,
-            stream=sys.stderr,
-            format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        )
+        if not set_up_logs("proxy", whole_process=True):
+            logging.basicConfig(
+                level=logging.INFO,
+                stream=sys.stderr,
+                format="%(asctime)s %(levelname)s %(name)s %(message)s",
+            )
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         server = Server(config)
     except ConfigError as error:

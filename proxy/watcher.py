@@ -25,6 +25,7 @@ from bucket_lora_proxy.recent_errors import RecentErrors
 from bucket_lora_proxy.replicas import Model, Replica
 from pydantic import ValidationError
 
+from adapter_bucket.json_logs import about
 from adapter_bucket.layout import parse_adapter_name
 from adapter_bucket.status import (
     ADAPTER_PARAM,
@@ -66,6 +67,7 @@ class Watcher:
         self._interest: dict[str, int] = {}
         self._watching: dict[Replica, asyncio.Task[None]] = {}
         self._asking: dict[str, dict[Replica, asyncio.Task[None]]] = {}
+        self._runs_told: set[str] = set()
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -129,7 +131,8 @@ class Watcher:
             return
         self._index.drop_slot(replica.slot)
         if replica.mark_down(reason, asyncio.get_running_loop().time()):
-            log.warning("replica %s left the rotation: %s", replica.url, reason)
+            extra = about(replica=replica.url)
+            log.warning("replica %s left the rotation: %s", replica.url, reason, extra=extra)
             self._errors.add(f"{replica.url} left the rotation", reason)
         self._fleet.notify()
 
@@ -186,11 +189,20 @@ class Watcher:
                 replica.url,
                 len(replica.ready),
                 kind,
+                extra=about(replica=replica.url),
             )
             await self._learn_cache(replica)
         if changed:
+            self._tell_runs(replica)
             self._forget_retired()
             self._fleet.notify()
+
+    def _tell_runs(self, replica: Replica) -> None:
+        """Put a run into the log when it is seen first, so that it can be found there."""
+        known = set(replica.status.runs) if replica.status else set()
+        for run_id in sorted(known - self._runs_told):
+            log.info("run %s is served", run_id, extra=about(run_id, replica=replica.url))
+        self._runs_told |= known
 
     async def _learn_cache(self, replica: Replica) -> None:
         """Take the size of its prefix cache and of a block from its metrics, if it tells them."""

@@ -11,50 +11,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from adapter_bucket.errors import ConfigError, StoreDenied, StoreUnavailable
-from adapter_bucket.probe import Probe
-from adapter_bucket.store import Payload
+from adapter_bucket.json_logs import about
+from trl_async_bucket.sync_record import Snapshot, SnapshotLike, SyncRecord, SyncTimes
 
 logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 15.0
 """Pause between attempts to publish one version: doubled from the first to the longest."""
-
-
-class SnapshotLike(Protocol):
-    """What the publisher needs of a snapshot buffer."""
-
-    def data(self) -> Payload:
-        """The safetensors file."""
-        ...
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One filled buffer on its way to the bucket."""
-
-    version: int
-    step: int
-    buffer: SnapshotLike
-    taken_at: float
-    """``time.monotonic`` when it was complete, seconds."""
-    probe: Probe | None = None
-
-
-@dataclass(frozen=True)
-class SyncRecord:
-    """What one version's sync cost, for the metrics."""
-
-    version: int
-    nbytes: int
-    publish_s: float
-    """From the start of the upload to the commit of the manifest."""
-    ready_s: float
-    """From the snapshot to ready, the queueing before the upload included."""
 
 
 class Publisher:
@@ -70,6 +36,7 @@ class Publisher:
         on_ready: Told every version that is ready, in ascending order.
         buffers: Two buffers, owned by the publisher from now on.
         timeout_s: Longest time for one version, retries and readiness included.
+        on_synced: Told when each part of a finished sync ended.
     """
 
     def __init__(
@@ -80,8 +47,10 @@ class Publisher:
         on_ready: Callable[[int], None],
         buffers: tuple[SnapshotLike, SnapshotLike],
         timeout_s: float,
+        on_synced: Callable[[SyncTimes], None] = lambda times: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._on_synced = on_synced
         self._publish = publish
         self._wait_ready = wait_ready
         self._on_ready = on_ready
@@ -129,6 +98,7 @@ class Publisher:
                 logger.info(
                     "snapshot of version %d is skipped: the bucket is slower than the trainer",
                     self._pending.version,
+                    extra=about(version=self._pending.version),
                 )
                 self._free.append(self._pending.buffer)
                 self._pending = None
@@ -235,7 +205,12 @@ class Publisher:
             try:
                 record = self._sync(active)
             except BaseException as error:  # the thread's boundary: raised again in the trainer
-                logger.error("publishing version %d failed: %s", active.version, error)
+                logger.error(
+                    "publishing version %d failed: %s",
+                    active.version,
+                    error,
+                    extra=about(version=active.version),
+                )
                 with self._changed:
                     self._error = error
                     self._changed.notify_all()
@@ -251,14 +226,16 @@ class Publisher:
         deadline = self._clock() + self._timeout_s
         started = self._clock()
         self._publish_with_retries(snapshot, deadline)
-        publish_s = self._clock() - started
+        committed_at = self._clock()
+        publish_s = committed_at - started
         with self._changed:
             self._committed_version = snapshot.version
             self._changed.notify_all()
-        remaining = max(deadline - self._clock(), 1.0)
+        remaining = max(deadline - committed_at, 1.0)
         if not self._wait_ready(snapshot.version, remaining, self._should_stop_waiting):
             return None
-        ready_s = self._clock() - snapshot.taken_at
+        ready_at = self._clock()
+        ready_s = ready_at - snapshot.taken_at
         # Only now: a version that rollouts ask for must be one the replicas have.
         self._on_ready(snapshot.version)
         nbytes = memoryview(snapshot.buffer.data()).nbytes
@@ -268,7 +245,9 @@ class Publisher:
             nbytes,
             publish_s,
             ready_s,
+            extra=about(version=snapshot.version),
         )
+        self._on_synced(SyncTimes(snapshot, started, committed_at, ready_at))
         return SyncRecord(snapshot.version, nbytes, publish_s, ready_s)
 
     def _should_stop_waiting(self) -> bool:
@@ -285,7 +264,11 @@ class Publisher:
                 if self._aborted or self._clock() + pause_s > deadline:
                     raise
                 logger.warning(
-                    "publishing version %d again in %.1f s: %s", snapshot.version, pause_s, error
+                    "publishing version %d again in %.1f s: %s",
+                    snapshot.version,
+                    pause_s,
+                    error,
+                    extra=about(version=snapshot.version),
                 )
             with self._changed:
                 self._changed.wait_for(lambda: self._aborted, timeout=pause_s)

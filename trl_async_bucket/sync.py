@@ -27,10 +27,12 @@ from adapter_bucket.stores import open_store
 from trl_async_bucket.adapter_config import largest_rank, portable_config
 from trl_async_bucket.checks import check_adapter_config
 from trl_async_bucket.fleet import TrainedModel, base_model_ref, connect
-from trl_async_bucket.publisher import Publisher, Snapshot, SyncRecord
+from trl_async_bucket.publisher import Publisher
 from trl_async_bucket.readiness import ReplicaClient
 from trl_async_bucket.settings import SyncSettings
 from trl_async_bucket.snapshot import Shards, SnapshotBuffer, full_shape, lora_parameters
+from trl_async_bucket.sync_record import Snapshot, SyncRecord
+from trl_async_bucket.sync_trace import observe_syncs
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class BucketSync:
         *,
         on_ready: Callable[[int], None] = lambda version: None,
     ) -> None:
+        self._on_synced = observe_syncs(settings.run_id)
         self._settings = settings
         self._on_ready = on_ready
         self._base_model = base_model_ref(model, settings.base_model)
@@ -170,17 +173,13 @@ class BucketSync:
             on_ready=self._on_ready,
             buffers=(first, second),
             timeout_s=settings.timeout_s,
+            on_synced=self._on_synced,
         )
         logger.info(
             "bucket sync: run %s in %s, epoch %d, versions from %d, %d tensors as %s, %d bytes",
-            settings.run_id,
-            self._store.url,
-            self._writer.manifest.writer.epoch,
-            self._writer.next_version,
-            len(self._shapes),
-            self._fleet.dtype,
-            first.nbytes,
-        )
+            settings.run_id, self._store.url, self._writer.manifest.writer.epoch,
+            self._writer.next_version, len(self._shapes), self._fleet.dtype, first.nbytes,
+        )  # fmt: skip
 
     def _claim(self, takeover: bool) -> RunWriter:
         settings = self._settings
@@ -229,7 +228,7 @@ class BucketSync:
         snapshot_s = time.perf_counter() - started
         self._trained = self._trained or buffer.has_effect()
         step = step if self._trained else 0
-        publisher.submit(Snapshot(version, step, buffer, time.monotonic(), probe))
+        publisher.submit(Snapshot(version, step, buffer, time.monotonic(), probe, snapshot_s))
         self._taken_version = version
         return snapshot_s
 

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import Any
 
+from adapter_bucket.json_logs import set_up_logs
 from adapter_bucket.probe import Probe
 from trl_async_bucket.gather import AdapterGather, plan_gather
 from trl_async_bucket.preemptible_run import PreemptibleRun
@@ -129,6 +130,7 @@ class TrainingRun(PreemptibleRun):
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         if not self._uses_bucket:
             return super()._inner_training_loop(*args, **kwargs)
+        set_up_logs("trainer", run=self.args.bucket_run_id)  # ranks without a BucketSync, too
         self._bucket_gather, self._bucket_syncs = None, 0
         try:
             self._run_begins()

@@ -20,7 +20,9 @@ import sys
 from typing import Any
 
 from adapter_bucket.errors import BucketError, ConfigError, UnsupportedUpstream
+from adapter_bucket.json_logs import wants_json
 from adapter_bucket.stores import open_store
+from adapter_bucket.traces import traces_wanted
 from vllm_bucket_lora.config import (
     OPTIONS,
     PLUGIN_NAME,
@@ -147,6 +149,8 @@ def activate(args: argparse.Namespace) -> None:
         _refuse_flags_without_plugin(args)
         return
     _check_server(args)
+    wants_json()
+    traces_wanted()
     # vLLM only logs an endpoint plugin that cannot be imported, and serves without it.
     importlib.import_module("vllm_bucket_lora.endpoints")
     resolve_options(args)

@@ -16,9 +16,11 @@ from enum import Enum
 from functools import partial
 from typing import TypeVar
 
+from adapter_bucket.json_logs import about
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import VersionEntry
 from adapter_bucket.status import ProbeResult
+from adapter_bucket.traces import NO_TRACES, Traces
 from vllm_bucket_lora import metrics
 from vllm_bucket_lora.ports import Cache, Group, Loader
 
@@ -61,7 +63,9 @@ class Shelf:
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         grace_s: float = GRACE_S,
+        traces: Traces = NO_TRACES,
     ) -> None:
+        self._traces = traces
         self._loader = loader
         self._cache = cache
         self._group = group
@@ -132,7 +136,10 @@ class Shelf:
             "%s is ready: %d bytes, fetched in %.3f s, loaded in %.3f s%s",
             name, entry.weights.size, fetched_at - held.since, loaded_at - fetched_at,
             " (probe passed)" if entry.probe else "",
+            extra=about(run_id, entry.version),
         )  # fmt: skip
+        self._traces.record("fetch", name, held.since, fetched_at, bytes=entry.weights.size)
+        self._traces.record("load", name, fetched_at, loaded_at)
         held.phase, held.since = Phase.READY, loaded_at
         held.probe = ProbeResult.NONE if entry.probe is None else ProbeResult.PASSED
 
@@ -142,7 +149,7 @@ class Shelf:
         await self._loader.forget(name)
         self._held[name] = Held(run_id, version, Phase.LEAVING, self._clock())
         metrics.VERSIONS.labels(metrics.RETIRED).inc()
-        logger.info("%s is retired", name)
+        logger.info("%s is retired", name, extra=about(run_id, version))
         self._on_change()
 
     async def doubt(self) -> None:

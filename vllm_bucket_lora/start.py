@@ -10,8 +10,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from adapter_bucket.errors import StoreUnavailable
+from adapter_bucket.json_logs import set_up_logs
 from adapter_bucket.store import Store
 from adapter_bucket.stores import open_store
+from adapter_bucket.traces import open_traces
 from vllm_bucket_lora import engine
 from vllm_bucket_lora.cache import VersionCache
 from vllm_bucket_lora.config import config_from_args
@@ -42,6 +44,7 @@ async def start_service(engine_client: Any, models: Any, args: Namespace) -> Ser
     """
     adopt_logging()
     config = config_from_args(args, model=args.model)
+    set_up_logs("replica", replica=config.replica_id)
     served = engine.describe_server(engine_client.vllm_config, config.base_model)
     rank, count = engine.process_rank(engine_client.vllm_config)
     config.session_dir.mkdir(parents=True, exist_ok=True)
@@ -62,6 +65,7 @@ async def start_service(engine_client: Any, models: Any, args: Namespace) -> Ser
         group,
         executor=reading,
         on_change=service.publish,
+        traces=open_traces("replica", config.replica_id),
     )
     watcher = Watcher(
         store,

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from adapter_bucket.errors import BucketError, NotPublished
 from adapter_bucket.fetch import RunReader, discover_runs
+from adapter_bucket.json_logs import about
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.store import Store
 from vllm_bucket_lora import metrics
@@ -181,7 +182,7 @@ class Watcher:
         for run_id in found:
             if run_id not in self.runs and self.follows(run_id):
                 self.runs[run_id] = Run(run_id, RunReader(self._store, run_id), self._served, now)
-                logger.info("following run %s", run_id)
+                logger.info("following run %s", run_id, extra=about(run_id))
         interval = EAGER_DISCOVER_S if self._strangers else DISCOVER_S
         self._next_listing_at = now + interval * (1 + JITTER * random.random())
 
@@ -197,10 +198,10 @@ class Watcher:
             if run.fault:
                 metrics.POLL_FAULTS.inc()
             if run.fault and run.fault != before:
-                logger.warning("run %s: %s", run.run_id, run.fault)
+                logger.warning("run %s: %s", run.run_id, run.fault, extra=about(run.run_id))
             if run.gone(now) and run.run_id not in self._shelf.runs:
                 del self.runs[run.run_id]
-                logger.info("run %s is gone from the bucket", run.run_id)
+                logger.info("run %s is gone from the bucket", run.run_id, extra=about(run.run_id))
             if changed:
                 self._on_change()
 
@@ -221,7 +222,7 @@ class Watcher:
             return
         for run_id, reason in new.refused.items():
             if self.admission.refused.get(run_id) != reason:
-                logger.warning("run %s is not served: %s", run_id, reason)
+                logger.warning("run %s is not served: %s", run_id, reason, extra=about(run_id))
         self.admission = new
         self._on_change()
 
@@ -245,7 +246,7 @@ class Watcher:
                 run.probe_failed.add(entry.version)
                 metrics.PROBE_FAILURES.inc()
             metrics.VERSIONS.labels(metrics.REFUSED).inc()
-            logger.warning("%s is refused: %s", name, error)
+            logger.warning("%s is refused: %s", name, error, extra=about(run.run_id, entry.version))
         except (BucketError, OSError) as error:
             # Gone objects mean that the manifest has moved on; all else is worth a retry as well.
             if isinstance(error, NotPublished):
@@ -253,7 +254,8 @@ class Watcher:
             reason = f"{type(error).__name__}: {error}"
             metrics.VERSIONS.labels(metrics.FAILED).inc()
             if run.failed(entry.version, reason, self._clock()):
-                logger.warning("%s is not loaded: %s", name, reason)
+                extra = about(run.run_id, entry.version)
+                logger.warning("%s is not loaded: %s", name, reason, extra=extra)
         self._on_change()
         return True
 

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from adapter_bucket.errors import BucketError
+from adapter_bucket.json_logs import set_up_logs
 from adapter_bucket.stores import open_store
 from vllm_bucket_lora import cpu_kernels, staging
 from vllm_bucket_lora.config import SESSION_ENV, URL_ENV
@@ -182,6 +183,8 @@ def check_modules(adapter_modules: Any, manager: Any) -> None:
 
 def adopt_logging() -> None:
     """Send our log lines where vLLM's go, in its format: it configures no other logger."""
+    if set_up_logs("replica"):
+        return
     theirs, ours = logging.getLogger("vllm"), logging.getLogger("vllm_bucket_lora")
     ours.handlers, ours.propagate = theirs.handlers, False
     ours.setLevel(theirs.level)

@@ -24,6 +24,7 @@ from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import Watcher
 
+from adapter_bucket.json_logs import about
 from adapter_bucket.stores import open_store
 
 log = logging.getLogger("bucket_lora_proxy")
@@ -142,7 +143,11 @@ class Membership:
         replica.runs = found.runs
         self._watcher.watch(replica)
         self._metrics.membership.labels("join").inc()
-        log.info("replica %s is a member, by its heartbeat", replica.url)
+        log.info(
+            "replica %s is a member, by its heartbeat",
+            replica.url,
+            extra=about(replica=replica.url),
+        )
         self._fleet.notify()
 
     def _tell_left_out(self, urls: list[str]) -> None:
@@ -169,7 +174,12 @@ class Membership:
         self._router.free_slot(replica.slot)
         self._metrics.membership.labels("leave").inc()
         self._metrics.forget(replica.url)
-        log.info("replica %s is no member any more: %s", replica.url, reason)
+        log.info(
+            "replica %s is no member any more: %s",
+            replica.url,
+            reason,
+            extra=about(replica=replica.url),
+        )
         self._fleet.notify()
 
     def _say(self) -> None:

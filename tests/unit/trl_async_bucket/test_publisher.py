@@ -8,7 +8,8 @@ import pytest
 
 from adapter_bucket.errors import FencedError, StoreDenied, StoreUnavailable
 from trl_async_bucket import publisher as publisher_module
-from trl_async_bucket.publisher import Publisher, Snapshot, SnapshotLike
+from trl_async_bucket.publisher import Publisher
+from trl_async_bucket.sync_record import Snapshot, SnapshotLike
 
 WAIT_S = 20.0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.probe import Probe
 from adapter_bucket.store import Store
+from adapter_bucket.traces import open_traces
 from tests.unit.vllm_bucket_lora.bucket import SERVED
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.cache import VersionCache
@@ -111,6 +112,7 @@ async def watching(
             executor=executor,
             on_change=service.publish,
             grace_s=grace_s,
+            traces=open_traces("replica", "r-1"),
         )
         watcher = Watcher(
             store,

@@ -1,0 +1,53 @@
+"""One version on its way from the trainer to the rollouts, and what its sync cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from adapter_bucket.probe import Probe
+from adapter_bucket.store import Payload
+
+
+class SnapshotLike(Protocol):
+    """What the publisher needs of a snapshot buffer."""
+
+    def data(self) -> Payload:
+        """The safetensors file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One filled buffer on its way to the bucket."""
+
+    version: int
+    step: int
+    buffer: SnapshotLike
+    taken_at: float
+    """``time.monotonic`` when it was complete, seconds."""
+    probe: Probe | None = None
+    snapshot_s: float = 0.0
+    """How long it took, seconds."""
+
+
+@dataclass(frozen=True)
+class SyncTimes:
+    """When the parts of one version's sync ended, by ``time.monotonic``."""
+
+    snapshot: Snapshot
+    upload_began_at: float
+    committed_at: float
+    ready_at: float
+
+
+@dataclass(frozen=True)
+class SyncRecord:
+    """What one version's sync cost, for the metrics."""
+
+    version: int
+    nbytes: int
+    publish_s: float
+    """From the start of the upload to the commit of the manifest."""
+    ready_s: float
+    """From the snapshot to ready, the queueing before the upload included."""

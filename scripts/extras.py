@@ -28,6 +28,8 @@ TRIES: dict[str, list[list[str]]] = {
     "vllm": [["python", "-c", "import vllm_bucket_lora.plugin"]],
     "proxy": [["bucket-lora-proxy", "--check", "--replica", "http://127.0.0.1:8001"]],
     "trl": [["python", "-c", "from trl_async_bucket import GRPOTrainer"]],
+    "otel": [["python", "-c", "import opentelemetry.sdk.trace, adapter_bucket.publish"]],
+    "launch": [["python", "-m", "trl_async_bucket.launch", "--help"]],
 }
 """What must run where only this extra is installed."""
 

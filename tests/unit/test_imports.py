@@ -23,6 +23,10 @@ _SERVER_ONLY = ["starlette", "uvicorn", "fastapi"]
             ["trl_async_bucket.publisher", "trl_async_bucket.readiness", "trl_async_bucket.checks"],
             [*_TRAINER_ONLY, *_SERVER_ONLY, "vllm"],
         ),
+        (
+            ["trl_async_bucket.launch.__main__", "trl_async_bucket.launch.hf_jobs"],
+            [*_TRAINER_ONLY, *_SERVER_ONLY, "vllm", "boto3"],
+        ),
         (["vllm_bucket_lora", "vllm_bucket_lora.plugin"], ["trl", "peft", "torch", "vllm"]),
         (["bucket_lora_proxy.__main__"], [*_TRAINER_ONLY, "vllm", "boto3", "fastapi"]),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from adapter_bucket import cli_doctor, cli_runs
+from adapter_bucket import cli_doctor, cli_runs, cli_top
 from adapter_bucket.errors import BucketError
 from adapter_bucket.lifecycle import DEFAULT_AGE_S
 from adapter_bucket.stores import open_store
@@ -67,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     show = add("show", cli_runs.show, "show a run's versions and replicas")
     show.add_argument("--watch", action="store_true", help="keep showing until Ctrl-C")
     show.add_argument("--interval", type=float, default=1.0, help="seconds between polls")
+    top = add("top", cli_top.top, "watch a run: versions, replicas, lag, load", run=False)
+    top.add_argument("run", metavar="RUN", nargs="?", help="id of the run; else the newest one")
+    top.add_argument("--proxy", metavar="URL", help="show its load too; token: BUCKET_LORA_TOKEN")
+    top.add_argument("--once", action="store_true", help="print one frame")
+    top.add_argument("--interval", type=float, default=2.0, help="seconds between frames")
     add("verify", cli_runs.verify, "read every version again and check it")
     export = add("export", cli_runs.export, "write one version as a PEFT directory")
     export.add_argument("version", metavar="VERSION", help="a number, or 'latest'")

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from adapter_bucket.adapter_files import adapter_faults
+from adapter_bucket.cli_text import plain as _text
+from adapter_bucket.cli_text import table as _table
 from adapter_bucket.errors import BucketError, ConfigError, NotPublished
 from adapter_bucket.fetch import RunReader, discover_runs, fetch_version
 from adapter_bucket.heartbeat import HeartbeatReader
@@ -254,15 +254,3 @@ def _manifest(store: Store, run_id: str) -> Manifest:
 
 def _operator() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _text(value: object) -> Text:
-    shown = str(value)
-    return Text("".join(char if char.isprintable() else "�" for char in shown[:500]))

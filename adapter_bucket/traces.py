@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 TRACES_ENV = "BUCKET_LORA_TRACES"
+CLOCK_SET_S = 0.01
+"""A difference above what reading two clocks can make."""
 
 
 class Traces:
@@ -118,6 +120,7 @@ class _OtelTraces(Traces):
         provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, id_generator=self._ids)
         provider.add_span_processor(processor)
         self._tracer = provider.get_tracer("adapter_bucket.traces")
+        self._offset = _wall_offset_s()
 
     def record(
         self,
@@ -132,7 +135,7 @@ class _OtelTraces(Traces):
         """Hand the span to the exporter: a file's at once, OTLP's on a thread of its own."""
         from opentelemetry import context, trace
 
-        offset_s = time.time() - time.monotonic()
+        offset_s = self._offset_s()
         parent = context.Context()
         if not root:
             whole = trace.SpanContext(
@@ -150,6 +153,20 @@ class _OtelTraces(Traces):
             attributes={"bucket_lora.adapter": adapter, **attributes},
         )
         span.end(end_time=int((ended_at + offset_s) * 1e9))
+
+    def _offset_s(self) -> float:
+        """The same for all spans, so that they fit together, until the clock was set."""
+        found = _wall_offset_s()
+        if abs(found - self._offset) > CLOCK_SET_S:
+            self._offset = found
+        return self._offset
+
+
+def _wall_offset_s() -> float:
+    """Unix time minus the monotonic clock, by the reading that was interrupted least."""
+    readings = [(time.monotonic(), time.time(), time.monotonic()) for _ in range(5)]
+    before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return wall - (before + after) / 2
 
 
 def _root_id(adapter: str) -> int:

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from demo.processes import free_port
 RUN = "observed-run"
 TOKEN = "a-token-that-no-log-may-show"
 PATIENCE_S = 60.0
+CLOCKS_S = 0.005
+"""Two processes read the same two clocks, one after the other."""
 
 
 @dataclass
@@ -28,6 +31,7 @@ class Seen:
     logs: dict[str, list[dict[str, Any]]]
     spans: list[dict[str, Any]]
     metrics: str
+    top: dict[str, Any]
     everything: str
 
 
@@ -65,11 +69,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         with process("trainer", f"{helper}.trainer", bucket, RUN, proxy_url) as trainer:
             assert trainer.wait(PATIENCE_S) == 0, logs["trainer"].read_text()
         metrics = _get(f"{proxy_url}/metrics")
+        command = [sys.executable, "-m", "adapter_bucket.cli", "top", bucket, "--json"]
+        top = subprocess.check_output([*command, "--proxy", proxy_url], env=env)
     lines = {name: path.read_text().splitlines() for name, path in logs.items()}
     return Seen(
         logs={name: [json.loads(line) for line in found] for name, found in lines.items()},
         spans=[json.loads(line) for line in spans.read_text().splitlines()],
         metrics=metrics,
+        top=json.loads(top),
         everything=spans.read_text() + "".join(path.read_text() for path in logs.values()),
     )
 
@@ -109,13 +116,23 @@ def test_a_sync_is_one_trace_across_processes(seen: Seen, version: int) -> None:
     assert whole["context"]["span_id"] == f"0x{root_span_id(name)}"
     for span in spans.values():
         assert span["parent_id"] == whole["context"]["span_id"]
-        assert whole["start_time"] <= span["start_time"] <= span["end_time"] <= whole["end_time"]
-    assert spans["publish"]["start_time"] < spans["fetch"]["start_time"]
+        assert seconds(whole, "start") - CLOCKS_S <= seconds(span, "start") <= seconds(span, "end")
+        assert seconds(span, "end") <= seconds(whole, "end") + CLOCKS_S
+    assert seconds(spans["publish"], "start") - CLOCKS_S < seconds(spans["fetch"], "start")
     services = {
         name: span["resource"]["attributes"]["service.name"] for name, span in spans.items()
     }
     assert services["publish"] == "bucket-lora-trainer"
     assert services["load"] == services["fetch"] == "bucket-lora-replica"
+
+
+def seconds(span: dict[str, Any], which: str) -> float:
+    return datetime.fromisoformat(span[f"{which}_time"]).timestamp()
+
+
+def test_top_shows_the_run_and_its_proxy(seen: Seen) -> None:
+    assert (seen.top["run"], seen.top["latest"], seen.top["faults"]) == (RUN, 2, [])
+    assert (seen.top["proxy"]["up"], seen.top["proxy"]["lag"]) == (1, 0)
 
 
 def test_no_token_is_in_any_log_or_trace(seen: Seen) -> None:

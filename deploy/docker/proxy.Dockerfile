@@ -1,5 +1,5 @@
 # The proxy: no torch, no vLLM. Build in the repository's root:
-#   docker build -f deploy/docker/proxy.Dockerfile -t bucket-lora-proxy .
+#   docker build -f deploy/docker/proxy.Dockerfile -t bucket-lora-proxy:0.1.0 .
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./

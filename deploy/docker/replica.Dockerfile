@@ -1,5 +1,5 @@
 # A replica: vLLM's own image with the plugin. Build in the repository's root:
-#   docker build -f deploy/docker/replica.Dockerfile -t bucket-lora-replica .
+#   docker build -f deploy/docker/replica.Dockerfile -t bucket-lora-replica:0.1.0 .
 ARG VLLM=v0.31.0
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src

@@ -1,5 +1,5 @@
 # The trainer, with the proxy to run beside it. Build in the repository's root:
-#   docker build -f deploy/docker/trainer.Dockerfile -t bucket-lora-trainer .
+#   docker build -f deploy/docker/trainer.Dockerfile -t bucket-lora-trainer:0.1.0 .
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./

@@ -17,6 +17,7 @@ from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import checkpoint_dir
 from adapter_bucket.stores import open_store
 from trl_async_bucket.checkpoints import CheckpointUploader, UploadRecord
+from trl_async_bucket.compat.cpu_ranks import let_torch_load_to_numbered_cpus
 from trl_async_bucket.fleet import base_model_ref
 from trl_async_bucket.ranks import all_ranks, world_size
 from trl_async_bucket.resume import (
@@ -30,7 +31,6 @@ from trl_async_bucket.resume import (
 from trl_async_bucket.staging import discard_leftovers
 from trl_async_bucket.sync import BucketSync
 from trl_async_bucket.trainer_facts import check_storable, sharding_of, trainer_facts
-from trl_async_bucket.training_ranks import JobRanks
 
 if TYPE_CHECKING:
     # What the trainer behind the mixin provides; at run time it is found by the class order.
@@ -67,6 +67,8 @@ class CheckpointedRun(_Base):  # type: ignore[misc]
         """TRL's; ``resume_from_checkpoint`` may also be ``"bucket"`` or ``"bucket:required"``."""
         asked = asked_for(resume_from_checkpoint, self.args.resume_from_checkpoint)
         self._bucket_resumed, self._bucket_succeeds = None, asked is not None
+        if self.args.device.type == "cpu":
+            let_torch_load_to_numbered_cpus()
         if asked is not None:
             if not self._uses_bucket:
                 raise ConfigError(f"resume_from_checkpoint={asked!r} needs weight_sync='bucket'")
@@ -90,7 +92,6 @@ class CheckpointedRun(_Base):  # type: ignore[misc]
         )
         return resume_point(
             request,
-            JobRanks(),
             open_bucket=lambda: open_store(config.bucket_url),
             base_model=lambda: base_model_ref(
                 self.accelerator.unwrap_model(self.model), config.bucket_base_model

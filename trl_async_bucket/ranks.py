@@ -7,6 +7,7 @@ up. With one process, or before ``torch.distributed`` is initialised, everything
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -102,6 +103,11 @@ def world_size(group: dist.ProcessGroup | None = None) -> int:
     if not (dist.is_available() and dist.is_initialized()):
         return 1
     return int(dist.get_world_size(group))
+
+
+def local_rank() -> int:
+    """Number of this process among those of its host, as the launcher gave it."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def is_rank_0() -> bool:

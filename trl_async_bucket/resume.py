@@ -1,7 +1,7 @@
 """``resume_from_checkpoint="bucket"``: from the words to a local checkpoint directory.
 
 Owns which rank fetches, and what is refused. Rank 0 decides which checkpoint it is; the first rank
-of every host fetches it; the others wait. An error on one rank is raised on all.
+of every host fetches it; the others wait. An error on one rank is an error on all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from adapter_bucket.layout import manifest_key
 from adapter_bucket.manifest import CheckpointEntry, Manifest
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Store
-from trl_async_bucket.training_ranks import Ranks, caught, on_first
+from trl_async_bucket.ranks import all_ranks, from_rank_0, is_rank_0, local_rank, world_size
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,6 @@ def asked_for(argument: Any, configured: Any) -> str | None:
 
 def resume_point(
     request: ResumeRequest,
-    ranks: Ranks,
     *,
     open_bucket: Callable[[], Store],
     base_model: Callable[[], BaseModelRef],
@@ -75,20 +74,18 @@ def resume_point(
         ConfigError: the checkpoint is of another base model, or of ranks that shard differently.
         NotPublished: there is none, and one is required.
         IntegrityError, StoreDenied, StoreUnavailable: see ``checkpoint_fetch.fetch_newest``.
+        RankFailed: one of these, on another rank.
     """
-    first = on_first(ranks, lambda: _find(request, ranks, open_bucket(), base_model()))
+    first = None
+    with all_ranks("looking for a checkpoint to resume from"):
+        if is_rank_0():
+            first = _find(request, open_bucket(), base_model())
+    first = from_rank_0(first)
     if first is None:
         return None
-    error = None
-    if ranks.local_rank == 0 and ranks.rank != 0:
-        entry = first.entry
-        found = caught(
-            lambda: fetch_checkpoint(open_bucket(), request.run_id, entry, request.output_dir)
-        )
-        error = found if isinstance(found, Exception) else None
-    for failed in ranks.from_all(error):
-        if failed is not None:
-            raise failed
+    with all_ranks("fetching the checkpoint to resume from"):
+        if local_rank() == 0 and not is_rank_0():
+            fetch_checkpoint(open_bucket(), request.run_id, first.entry, request.output_dir)
     return first
 
 
@@ -138,9 +135,7 @@ def check_trainer(index: CheckpointIndex, *, world_size: int, sharding: str) -> 
         )
 
 
-def _find(
-    request: ResumeRequest, ranks: Ranks, store: Store, base_model: BaseModelRef
-) -> ResumePoint | None:
+def _find(request: ResumeRequest, store: Store, base_model: BaseModelRef) -> ResumePoint | None:
     found = read_manifest(store, request.run_id, SigningKeys.from_env())
     manifest = found.manifest if found else None
     if manifest is None or not manifest.checkpoints:
@@ -155,7 +150,7 @@ def _find(
     newest = manifest.checkpoints[-1]
     check_trainer(
         read_index(store, request.run_id, newest),
-        world_size=ranks.world_size,
+        world_size=world_size(),
         sharding=request.sharding,
     )
     fetched = fetch_newest(store, request.run_id, request.output_dir)

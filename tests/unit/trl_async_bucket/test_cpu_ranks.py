@@ -1,0 +1,27 @@
+"""What resuming on several CPU ranks rests on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_async_bucket.compat import cpu_ranks
+
+
+def test_a_numbered_cpu_can_be_loaded_to_and_torch_alone_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.serialization, "_package_registry", list(torch.serialization._package_registry)
+    )
+    monkeypatch.setattr(cpu_ranks, "_installed", False)
+    file, place = tmp_path / "state.pt", torch.device("cpu", 0)
+    torch.save({"step": torch.ones(2)}, file)
+    with pytest.raises(RuntimeError, match="restore data location"):
+        torch.load(file, map_location=place, weights_only=True)  # else compat.cpu_ranks can go
+    cpu_ranks.let_torch_load_to_numbered_cpus()
+    cpu_ranks.let_torch_load_to_numbered_cpus()
+    loaded = torch.load(file, map_location=place, weights_only=True)
+    assert torch.equal(loaded["step"], torch.ones(2))

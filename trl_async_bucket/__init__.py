@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trl_async_bucket.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
     from trl_async_bucket.callback import BucketSyncCallback
+    from trl_async_bucket.callback_config import BucketSyncArguments
     from trl_async_bucket.grpo import GRPOConfig, GRPOTrainer
 
 __all__ = [
     "AsyncGRPOConfig",
     "AsyncGRPOTrainer",
+    "BucketSyncArguments",
     "BucketSyncCallback",
     "GRPOConfig",
     "GRPOTrainer",
@@ -24,6 +26,7 @@ __all__ = [
 _HOMES = {
     "AsyncGRPOConfig": "trl_async_bucket.async_grpo",
     "AsyncGRPOTrainer": "trl_async_bucket.async_grpo",
+    "BucketSyncArguments": "trl_async_bucket.callback_config",
     "BucketSyncCallback": "trl_async_bucket.callback",
     "GRPOConfig": "trl_async_bucket.grpo",
     "GRPOTrainer": "trl_async_bucket.grpo",

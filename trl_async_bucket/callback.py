@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from adapter_bucket.errors import BucketError, ConfigError
 from adapter_bucket.layout import check_run_id
 from adapter_bucket.ready_policy import ReadyPolicy
+from trl_async_bucket.callback_config import PREVIEW_WINDOW
 from trl_async_bucket.config import new_run_id
 from trl_async_bucket.gather import AdapterGather, plan_gather
 from trl_async_bucket.ranks import all_ranks
@@ -23,9 +24,6 @@ from trl_async_bucket.settings import SyncSettings
 from trl_async_bucket.sync import BucketSync
 
 logger = logging.getLogger(__name__)
-
-PREVIEW_WINDOW = 2
-"""Versions replicas keep ready: the newest, and the one that somebody may still be looking at."""
 
 
 class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]

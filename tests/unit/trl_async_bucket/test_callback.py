@@ -150,3 +150,26 @@ def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'eval_accuracy'.*eval_loss"):
         one.train()
     used._interrupt()
+
+
+def test_its_arguments_are_flags_and_yaml_keys_of_a_script(tmp_path: Path) -> None:
+    """Two versions by a callback that was made from them, beside transformers' own arguments."""
+    from transformers import TrainingArguments
+    from trl import TrlParser
+
+    from trl_async_bucket import BucketSyncArguments
+
+    yaml = tmp_path / "sft.yaml"
+    yaml.write_text(f"bucket_url: file://{tmp_path}/bucket\nbucket_every_steps: 1\nmax_steps: 9\n")
+    flags = ["--config", str(yaml), "--bucket_run_id", "sft", "--bucket_every_steps", "3"]
+    flags += ["--bucket_keep_every", "1", "--report_to", "none", "--use_cpu"]
+    parser = TrlParser([TrainingArguments, BucketSyncArguments])
+    args, bucket = parser.parse_args_and_config(flags)
+    assert args.max_steps == 9
+    (made,) = bucket.callbacks()
+    trainer(tmp_path, made).train()
+    assert [entry.step for entry in manifest(tmp_path).versions][-1] == 5
+    assert manifest(tmp_path).latest == 2
+    assert BucketSyncArguments().callbacks() == []
+    with pytest.raises(ConfigError, match="need bucket_url"):
+        BucketSyncArguments(bucket_every_steps=5).callbacks()

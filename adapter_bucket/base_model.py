@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ _SHAPE_FIELDS = (
     "vocab_size",
 )
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
 
 class BaseModelRef(BaseModel):
     """The base model that the adapters of a run are trained on."""
@@ -34,7 +37,8 @@ class BaseModelRef(BaseModel):
     id: str = Field(min_length=1, max_length=1024)
     """Hub id or directory, as the trainer names it. Compared by its last path component."""
     revision: str | None = Field(default=None, max_length=256)
-    """Hub revision, if the trainer pinned one. Compared only when both sides know one."""
+    """Hub revision: a commit, where it is known, or a name. Compared when both sides know one, and
+    both a commit or both a name: trainers know the commit, servers what ``--revision`` said."""
     architecture: str | None = Field(default=None, max_length=64)
     """``architecture_fingerprint`` of the model's config; compared when both sides know one."""
 
@@ -59,6 +63,13 @@ def _last_component(model_id: str) -> str:
     return model_id.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
+def _other_revision(trained: str | None, served: str | None) -> bool:
+    """Whether two revisions differ for certain: a commit and a branch may be the same thing."""
+    if trained is None or served is None or trained == served:
+        return False
+    return bool(_COMMIT.fullmatch(trained)) == bool(_COMMIT.fullmatch(served))
+
+
 def mismatch(trained: BaseModelRef, served: BaseModelRef) -> str | None:
     """Say how two references differ, or ``None`` if they name the same base model.
 
@@ -67,7 +78,7 @@ def mismatch(trained: BaseModelRef, served: BaseModelRef) -> str | None:
     """
     if _last_component(trained.id) != _last_component(served.id):
         return f"the run is trained on base model {trained.id!r}, this server serves {served.id!r}"
-    if trained.revision and served.revision and trained.revision != served.revision:
+    if _other_revision(trained.revision, served.revision):
         return (
             f"the run is trained on revision {trained.revision!r} of {trained.id!r}, "
             f"this server serves revision {served.revision!r}"

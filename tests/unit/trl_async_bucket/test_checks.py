@@ -1,3 +1,5 @@
+"""What replicas are refused for, and what is only told."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -5,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.status import ReplicaStatus
-from trl_async_bucket.checks import check_quantization, rounding_notes
+from trl_async_bucket.checks import check_quantization, check_replicas, rounding_notes
 from trl_async_bucket.fleet import quantization_method
 
 
@@ -22,6 +25,28 @@ def replica(**changes: Any) -> dict[str, ReplicaStatus]:
 def test_an_adapter_of_a_quantised_base_is_not_served_on_the_whole_one() -> None:
     with pytest.raises(ConfigError, match=r"bitsandbytes.*http://r1.*--quantization"):
         check_quantization(replica(quantization="none"), "bitsandbytes")
+
+
+@pytest.mark.parametrize(
+    ("trained", "served", "differ"),
+    [
+        (40 * "a", 40 * "b", True),
+        ("v1.0", "v2.0", True),
+        (40 * "a", 40 * "a", False),
+        (40 * "a", "main", False),  # the branch may be at this commit
+        (40 * "a", None, False),
+    ],
+)
+def test_another_revision_of_the_base_model_is_refused(
+    trained: str, served: str | None, differ: bool
+) -> None:
+    replicas = replica(base_model="org/m", revision=served)
+    base = BaseModelRef(id="org/m", revision=trained)
+    if not differ:
+        check_replicas(replicas, base_model=base, rank=8, window=2)
+        return
+    with pytest.raises(ConfigError, match=rf"http://r1: .*revision '{trained}' .*'{served}'"):
+        check_replicas(replicas, base_model=base, rank=8, window=2)
 
 
 @pytest.mark.parametrize("served", ["bitsandbytes", ""])

@@ -18,11 +18,11 @@ from collections import deque
 from dataclasses import dataclass
 
 import uvloop
-from bucket_lora_proxy.prefix import Hasher
-from bucket_lora_proxy.router import Choice, Router
 
 from benchmarks.proxy_load import Load, bodies, rss_mb, upstreams
 from benchmarks.proxy_rivals import start_ours, stopping
+from bucket_lora_proxy.prefix import Hasher
+from bucket_lora_proxy.router import Choice, Router
 
 REPLICAS = 16
 IN_FLIGHT = 384

@@ -1,4 +1,4 @@
-"""Starts what the proxy is measured beside: nginx, vllm-router, sglang-router, the recipe's kind.
+"""Starts what the proxy is measured beside: its floor, nginx, vllm-router, sglang-router, a recipe.
 
 Each is looked for on the PATH (or where an option says); what is absent is reported, not replaced.
 """
@@ -73,7 +73,7 @@ def start_rival(
     """Start another proxy; ``None``, with a line that says why, if it cannot take part.
 
     Args:
-        name: ``recipe``, ``nginx``, ``vllm-router`` or ``sglang-router``.
+        name: ``floor``, ``recipe``, ``nginx``, ``vllm-router`` or ``sglang-router``.
         program: where it is, if not on the PATH.
         ports: of the replicas.
         folder: for files that it needs.
@@ -81,11 +81,11 @@ def start_rival(
     """
     port = free_port()
     urls = [f"http://127.0.0.1:{other}" for other in ports]
-    if name == "recipe":
-        if importlib.util.find_spec("aiohttp") is None:
+    if name in ("floor", "recipe"):
+        if name == "recipe" and importlib.util.find_spec("aiohttp") is None:
             print("absent: recipe (pip install aiohttp)")
             return None
-        script = str(Path(__file__).with_name("proxy_recipe.py"))
+        script = str(Path(__file__).with_name(f"proxy_{name}.py"))
         command = [sys.executable, script, str(port), *map(str, ports)]
     else:
         found = shutil.which(program or name)

@@ -1,12 +1,13 @@
 """Requests per second, CPU and latency of the proxy, beside a direct connection and other proxies.
 
     python -m benchmarks.proxy_throughput [--seconds 2] [--rounds 3] [--sse] [--text]
-        [--delay-ms 20] [--rate 1000] [--beside recipe nginx vllm-router sglang-router]
+        [--delay-ms 20] [--rate 1000]
+        [--beside floor recipe nginx vllm-router sglang-router]
         [--nginx PROGRAM] [--vllm-router PROGRAM] [--sglang-router PROGRAM]
 
 Load generator, proxies and two stand-in replicas are processes on this machine, so figures compare
 within one run only: the targets take turns, and the median round is shown. Full routing is on
-(cache-aware in the routers), except in nginx and direct connections, which do not route.
+(cache-aware in the routers), except in nginx, the floor and direct connections, which do not route.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pathlib import Path
 from benchmarks.proxy_load import Figures, bodies, measure, upstreams
 from benchmarks.proxy_rivals import Target, start_ours, start_rival, stopping
 
-RIVALS = ("recipe", "nginx", "vllm-router", "sglang-router")
+OWN = ("floor", "recipe")
+"""Stand-ins of this folder."""
+INSTALLED = ("nginx", "vllm-router", "sglang-router")
 
 
 def main() -> None:
@@ -31,8 +34,8 @@ def main() -> None:
     parser.add_argument("--sse", action="store_true", help="16 events instead of one JSON answer")
     parser.add_argument("--text", action="store_true", help="prompts of text, not of token ids")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 8, 32, 128, 384])
-    parser.add_argument("--beside", nargs="*", choices=RIVALS, default=[])
-    for name in RIVALS[1:]:
+    parser.add_argument("--beside", nargs="*", choices=OWN + INSTALLED, default=[])
+    for name in INSTALLED:
         parser.add_argument(f"--{name}", metavar="PROGRAM", help="where it is installed")
     args = parser.parse_args()
     with (

@@ -8,13 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from adapter_bucket.errors import ConfigError
+from adapter_bucket.json_logs import set_up_logs
 from bucket_lora_proxy.check import bucket_report, report
 from bucket_lora_proxy.config_flags import build_parser
 from bucket_lora_proxy.config_sources import parse_config
 from bucket_lora_proxy.server import Server
-
-from adapter_bucket.errors import ConfigError
-from adapter_bucket.json_logs import set_up_logs
 
 GC_THRESHOLD = 20_000
 """New objects after which cycles are looked for; the default of 700 is a few requests."""

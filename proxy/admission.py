@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from bucket_lora_proxy.errors import ApiError, ErrorType
+from adapter_bucket.layout import parse_adapter_name
+from adapter_bucket.status import AdapterStatus, ReadyState
+from bucket_lora_proxy.errors import RETRY_AFTER_S, ApiError, ErrorType
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.watcher import Watcher
-
-from adapter_bucket.layout import parse_adapter_name
-from adapter_bucket.status import AdapterStatus, ReadyState
-
-RETRY_AFTER_S = 1
-"""What a refused client is told to wait."""
 
 GRACE_S = 2.0
 """How long a request that lost its replica waits for any other, where a new one is refused at once.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from bucket_lora_proxy.errors import ApiError, Headers
 from starlette.types import Send
+
+from bucket_lora_proxy.errors import ApiError, Headers
 
 
 async def send_bytes(send: Send, *, status: int, headers: Headers, body: bytes) -> None:

@@ -7,6 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from adapter_bucket.status import STATUS_PATH
 from bucket_lora_proxy.admission import Admission
 from bucket_lora_proxy.answers import send_error
 from bucket_lora_proxy.auth import Doorkeeper, refuse_other_sites
@@ -16,7 +23,7 @@ from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.endpoints import Endpoints
 from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType
 from bucket_lora_proxy.fleet import Fleet
-from bucket_lora_proxy.forward import Forwarder
+from bucket_lora_proxy.forward import GENERATION_PATHS, Forwarder
 from bucket_lora_proxy.membership.members import Membership
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.recent_errors import RecentErrors
@@ -26,20 +33,8 @@ from bucket_lora_proxy.status_page.endpoint import StatusPage
 from bucket_lora_proxy.status_page.history import History
 from bucket_lora_proxy.upstream import Origin, Pool
 from bucket_lora_proxy.watcher import Watcher
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from adapter_bucket.status import STATUS_PATH
 
 log = logging.getLogger("bucket_lora_proxy")
-
-GENERATION_PATHS = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}
-)
-"""POST, routed by the ``model`` field."""
 
 CONTROL_CONNECTIONS = 64
 """Connections to one replica for everything but generations; long-polls hold one each."""
@@ -59,6 +54,8 @@ class Deps:
     errors: RecentErrors
     history: History
     status_page: StatusPage
+    doorkeeper: Doorkeeper
+    forwarder: Forwarder
 
 
 def build_deps(config: ProxyConfig) -> Deps:
@@ -93,6 +90,17 @@ def build_deps(config: ProxyConfig) -> Deps:
     membership = Membership(config, fleet, router, watcher, metrics, make)
     broadcast = Broadcast(config, fleet, router, watcher)
     history = History(metrics)
+    doorkeeper = Doorkeeper(config.tokens)
+    forwarder = Forwarder(
+        config,
+        doorkeeper=doorkeeper,
+        fleet=fleet,
+        admission=Admission(fleet, watcher, metrics, wait_s=config.adapter_wait_s),
+        router=router,
+        watcher=watcher,
+        metrics=metrics,
+        errors=errors,
+    )
     return Deps(
         config=config,
         fleet=fleet,
@@ -104,14 +112,15 @@ def build_deps(config: ProxyConfig) -> Deps:
         errors=errors,
         history=history,
         status_page=StatusPage(fleet, metrics, history, errors),
+        doorkeeper=doorkeeper,
+        forwarder=forwarder,
     )
 
 
 def create_app(deps: Deps) -> ASGIApp:
-    """The whole proxy as an ASGI app."""
+    """All but the generations, which ``ClientConnection`` takes out before."""
     config = deps.config
     endpoints = Endpoints(config, deps.fleet, deps.watcher, deps.broadcast, deps.metrics)
-    admission = Admission(deps.fleet, deps.watcher, deps.metrics, wait_s=config.adapter_wait_s)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -119,6 +128,7 @@ def create_app(deps: Deps) -> ASGIApp:
             try:
                 yield
             finally:
+                deps.forwarder.stop()
                 await deps.broadcast.close()
 
     routes = {
@@ -148,8 +158,7 @@ def create_app(deps: Deps) -> ASGIApp:
         exception_handlers={ApiError: _api_error(deps.errors), ClientGone: _client_gone},
     )
     return Gate(
-        Doorkeeper(config.tokens),
-        generation=Forwarder(config, admission, deps.router, deps.watcher, deps.metrics),
+        deps.doorkeeper,
         control=control,
         control_methods={path: method for path, (method, _) in routes.items()},
         errors=deps.errors,
@@ -160,16 +169,11 @@ def _api_error(errors: RecentErrors) -> Callable[[Request, Exception], Awaitable
     async def answer(request: Request, error: Exception) -> Response:
         if not isinstance(error, ApiError):
             raise error
-        _remember(errors, error)
+        errors.remember(error)
         headers = {name.decode(): value.decode() for name, value in error.headers()}
         return Response(error.body(), error.status, headers)
 
     return answer
-
-
-def _remember(errors: RecentErrors, error: ApiError) -> None:
-    if error.status >= 500:  # what is below is the client's doing
-        errors.add(f"{error.status} {error.type}", error.message)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -177,22 +181,17 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 class Gate:
-    """First in line: authenticates, and lets through only what is on the list.
-
-    Generations go straight to the forwarder; everything else that is allowed to the Starlette app.
-    """
+    """First in line: authenticates, and lets through to the Starlette app only what is allowed."""
 
     def __init__(
         self,
         doorkeeper: Doorkeeper,
         *,
-        generation: Forwarder,
         control: ASGIApp,
         control_methods: dict[str, str],
         errors: RecentErrors,
     ) -> None:
         self._doorkeeper = doorkeeper
-        self._generation = generation
         self._control = control
         self._control_methods = control_methods
         self._errors = errors
@@ -204,7 +203,7 @@ class Gate:
         try:
             await self._serve(scope, receive, send)
         except ApiError as error:
-            _remember(self._errors, error)
+            self._errors.remember(error)
             await send_error(send, error)
         except ClientGone:
             pass
@@ -219,11 +218,9 @@ class Gate:
         path, method = scope["path"], scope["method"]
         if method != "GET":
             refuse_other_sites(scope["headers"])
-        if path in GENERATION_PATHS:
-            if method != "POST":
-                raise _wrong_method(method, path, "POST")
-            await self._generation(scope, receive, send)
-        elif allowed := self._control_methods.get(path):
+        if path in GENERATION_PATHS:  # a POST does not come here
+            raise _wrong_method(method, path, "POST")
+        if allowed := self._control_methods.get(path):
             if method != allowed and not (method == "HEAD" and allowed == "GET"):
                 raise _wrong_method(method, path, allowed)
             await self._control(scope, receive, send)

@@ -12,9 +12,8 @@ import hmac
 from collections.abc import Iterable
 from pathlib import Path
 
-from bucket_lora_proxy.errors import ApiError, ErrorType
-
 from adapter_bucket.errors import ConfigError
+from bucket_lora_proxy.errors import ApiError, ErrorType
 
 MIN_TOKEN_LENGTH = 16
 """Shorter tokens are refused: they can be guessed through a public port."""

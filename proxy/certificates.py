@@ -11,13 +11,13 @@ import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bucket_lora_proxy.config import ProxyConfig
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from adapter_bucket.errors import ConfigError
+from bucket_lora_proxy.config import ProxyConfig
 
 log = logging.getLogger("bucket_lora_proxy")
 

@@ -7,13 +7,13 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bucket_lora_proxy.certificates import replica_context
-from bucket_lora_proxy.config import ProxyConfig
-from bucket_lora_proxy.membership.heartbeats import HeartbeatFollower
 from cryptography import x509
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.stores import open_store
+from bucket_lora_proxy.certificates import replica_context
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.membership.heartbeats import HeartbeatFollower
 
 
 def report(config: ProxyConfig, *, now: datetime | None = None) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 
-from bucket_lora_proxy.config import ProxyConfig
-from bucket_lora_proxy.config_flags import TOKEN_ENV, flag
-
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import check_run_id
 from adapter_bucket.stores import SCHEMES
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.config_flags import TOKEN_ENV, flag
 
 
 def check_config(config: ProxyConfig) -> None:

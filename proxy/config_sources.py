@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from adapter_bucket.errors import ConfigError
 from bucket_lora_proxy.auth import check_token, read_tokens
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.config_checks import check_config
@@ -12,8 +13,6 @@ from bucket_lora_proxy.config_file import Entry, read_config_file
 from bucket_lora_proxy.config_flags import REPLICA_TOKEN_ENV, TOKEN_ENV, build_parser
 from bucket_lora_proxy.membership.rule import AllowRule
 from bucket_lora_proxy.upstream import Origin
-
-from adapter_bucket.errors import ConfigError
 
 NOT_SETTINGS = frozenset(
     {

@@ -7,16 +7,6 @@ import json
 import logging
 import math
 
-from bucket_lora_proxy.admission import no_replica
-from bucket_lora_proxy.broadcast import Broadcast, Reply
-from bucket_lora_proxy.config import ProxyConfig
-from bucket_lora_proxy.disconnect import CancelOnDisconnect
-from bucket_lora_proxy.errors import ApiError, ErrorType, Headers, UpstreamError
-from bucket_lora_proxy.fleet import Fleet
-from bucket_lora_proxy.metrics import CONTENT_TYPE, Metrics
-from bucket_lora_proxy.replicas import Replica
-from bucket_lora_proxy.request_body import receive_body
-from bucket_lora_proxy.watcher import MAX_CONTROL_BYTES, Watcher
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -30,6 +20,16 @@ from adapter_bucket.status import (
     FleetStatus,
     ReadyState,
 )
+from bucket_lora_proxy.admission import no_replica
+from bucket_lora_proxy.broadcast import Broadcast, Reply
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.disconnect import CancelOnDisconnect
+from bucket_lora_proxy.errors import ApiError, ErrorType, Headers, UpstreamError
+from bucket_lora_proxy.fleet import Fleet
+from bucket_lora_proxy.metrics import CONTENT_TYPE, Metrics
+from bucket_lora_proxy.replicas import Replica
+from bucket_lora_proxy.request_body import receive_body
+from bucket_lora_proxy.watcher import MAX_CONTROL_BYTES, Watcher
 
 log = logging.getLogger("bucket_lora_proxy")
 

@@ -42,6 +42,9 @@ _RETRYABLE = frozenset(
 )
 """The same request can succeed later without any change."""
 
+RETRY_AFTER_S = 1
+"""What a client is told to wait before it tries again."""
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -130,3 +133,25 @@ class UpstreamTimeout(UpstreamError):
 
 class AnswerTooLarge(UpstreamError):
     """The answer is above the limit for collected answers."""
+
+
+def gave_up(model: str | None, attempts: int, fault: UpstreamError | None) -> ApiError:
+    """What the client is told when no attempt is left."""
+    if fault is None:
+        return ApiError(
+            503,
+            ErrorType.ADAPTER_NOT_READY,
+            f"model {model!r} was listed as ready but {attempts} replicas did not serve it; it is "
+            "being loaded again or was just retired",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    timed_out = isinstance(fault, UpstreamTimeout)
+    delivered = "nothing was sent" if isinstance(fault, ConnectFailed) else "no answer came"
+    if not isinstance(fault, ConnectFailed | NoResponse | GivenUp | UpstreamTimeout):
+        delivered = "the answer was cut"
+    return ApiError(
+        504 if timed_out else 502,
+        ErrorType.REPLICA_TIMEOUT if timed_out else ErrorType.REPLICA_FAILED,
+        f"{attempts} attempts failed, last: {fault} ({delivered}); the request can be sent again",
+        retry_after_s=RETRY_AFTER_S,
+    )

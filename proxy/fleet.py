@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from bucket_lora_proxy.replicas import Replica
-from bucket_lora_proxy.slow_start import hold_back
-
 from adapter_bucket.ready_policy import ANY, ReadyPolicy
 from adapter_bucket.ready_views import on_fleet
 from adapter_bucket.status import AdapterStatus
+from bucket_lora_proxy.replicas import Replica
+from bucket_lora_proxy.slow_start import hold_back
 
 
 class Fleet:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with limits on the head of a request, and word of a client that leaves.
+"""uvicorn's HTTP protocol, with limits on the head of a request.
 
 uvicorn bounds neither the size of a head nor the time it may take, so one slow or endless client
 could hold a connection, and memory, for ever. Builds on ``HttpToolsProtocol``'s callbacks (uvicorn
@@ -8,12 +8,8 @@ could hold a connection, and memory, for ever. Builds on ``HttpToolsProtocol``'s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
 
-from bucket_lora_proxy.disconnect import CLIENT_CONNECTION
-from bucket_lora_proxy.errors import Headers
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
 """Largest request head: line and fields."""
@@ -23,55 +19,12 @@ HEAD_TIMEOUT_S = 20.0
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Closes connections whose request head is too large or too slow; drops trailer fields.
-
-    It is the ``ClientConnection`` of its requests.
-    """
+    """Closes connections whose request head is too large or too slow; drops trailer fields."""
 
     head_timeout_s = HEAD_TIMEOUT_S
     _in_head = True
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
-    on_lost: Callable[[], None] | None = None
-
-    @property
-    def body_is_complete(self) -> bool:
-        return not self.cycle.more_body and not self.pipeline
-
-    def respond(self, status: int, headers: Headers, body: bytes) -> bool:
-        """Do what uvicorn does with the two messages of a whole answer, in one write.
-
-        Args:
-            status: of the answer.
-            headers: with a Content-Length, unless the status forbids a body; none of it unchecked
-                by a parser.
-            body: the whole body.
-        """
-        cycle = self.cycle
-        if self.pipeline or self.flow.write_paused:  # `cycle` is that of the newest request
-            return False
-        if cycle.response_started or cycle.disconnected:
-            return False
-        parts = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            parts += (name, b": ", value, b"\r\n")
-        if not cycle.keep_alive:
-            parts.append(b"connection: close\r\n")
-        parts += (b"\r\n", body)
-        cycle.response_started = cycle.response_complete = True
-        cycle.waiting_for_100_continue = False
-        self.transport.write(b"".join(parts))
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            self.transport.close()
-        cycle.on_response()
-        return True
-
-    def cut(self) -> None:
-        """Close inside an answer, without uvicorn's complaint that it was not ended."""
-        if not self.pipeline:
-            self.cycle.disconnected = True
-        self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -80,17 +33,17 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
-        if self.on_lost is not None:
-            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_timer is None:
-                self._arm()
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if not self._in_head or self.transport.is_closing():
+            return
+        if self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"The request head is above {MAX_HEAD_BYTES} bytes.")
+        elif self._head_bytes and self._head_timer is None:  # most heads come in one piece
+            self._arm()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # a trailer must not pass for a field that was checked before the body
@@ -99,7 +52,6 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._disarm()
-        cast(dict[str, object], self.scope)[CLIENT_CONNECTION] = self
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -46,6 +46,14 @@ def for_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return _kept(headers, _NOT_DOWNSTREAM)
 
 
+def is_event_stream(headers: Headers) -> bool:
+    """Whether an answer comes in server-sent events. Names must be lower case."""
+    return any(
+        name == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in headers
+    )
+
+
 def _kept(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:
     kept: Headers = []
     named: set[bytes] | None = None

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 
-from bucket_lora_proxy.fleet import Fleet
-from bucket_lora_proxy.replicas import Source
-from bucket_lora_proxy.runs import run_rows
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -18,6 +15,10 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from bucket_lora_proxy.fleet import Fleet
+from bucket_lora_proxy.replicas import Source
+from bucket_lora_proxy.runs import run_rows
 
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
@@ -140,6 +141,7 @@ class Metrics:
         self.first_byte = phases.labels("first_byte")
         self.answer = phases.labels("answer")
         self.status = cache(self.requests.labels)  # to look a label up costs more than to count
+        self.sent_to = cache(self.attempts.labels)
         self._outcome = cache(self.outcomes.labels)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -158,6 +160,7 @@ class Metrics:
         """Drop the counters of a replica that left: spot replicas never come back as they were."""
         with suppress(KeyError):
             self.attempts.remove(replica)
+        self.sent_to.cache_clear()
 
     @staticmethod
     def total(counter: Counter) -> float:

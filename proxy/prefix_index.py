@@ -90,23 +90,24 @@ class PrefixIndex:
     ) -> None:
         if not chain:
             return
-        whole = holders.get(chain[-1], 0)  # the whole chain, as the last block is the first to go
         open_ = 0
-        for position, slot in enumerate(slots):
-            if whole >> slot & 1:
-                found[position] += len(chain)
-            else:
-                open_ |= 1 << slot
+        for slot in slots:
+            open_ |= 1 << slot
+        whole = holders.get(chain[-1], 0) & open_  # the last block is the first to go
+        ends = [(len(chain), whole)] if whole else []
+        open_ &= ~whole
         for length, block in enumerate(chain):
             still = holders.get(block, 0) & open_
             if still != open_:
-                lost = open_ & ~still
-                for position, slot in enumerate(slots):
-                    if lost >> slot & 1:
-                        found[position] += length
+                if length:
+                    ends.append((length, open_ & ~still))
                 open_ = still
             if not open_:
-                return
+                break
+        for length, ending in ends:
+            for position, slot in enumerate(slots):
+                if ending >> slot & 1:
+                    found[position] += length
 
     def add(self, slot: int, prompt: Prompt) -> None:
         """The replica has been sent this prompt, so it will hold its blocks."""
@@ -121,15 +122,35 @@ class PrefixIndex:
         for chain in prompt.chains:
             if chain and chain[-1] in recency and self._is_fresh(slot, chain[-1]):
                 continue  # the whole chain is there, as its last block is the first to go
-            for block in reversed(chain):
-                if block in recency:
-                    recency.move_to_end(block)
-                else:
-                    recency[block] = None
-                    holders[block] = holders.get(block, 0) | bit
+            self._hold(chain, bit, holders, recency)
         self._count[slot] += len(recency) - before
         if self._count[slot] > self._capacity[slot]:
             self._evict(slot)
+
+    @staticmethod
+    def _hold(
+        chain: tuple[int, ...],
+        bit: int,
+        holders: dict[int, int],
+        recency: OrderedDict[int, None],
+    ) -> None:
+        """Add a chain. Whoever holds a block holds all before it, so the first block that is not
+        held says that none after it is, and most need no look-up.
+        """
+        known = 0
+        while known < len(chain) and chain[known] in recency:
+            known += 1
+        new = chain[known:]
+        for block in reversed(new):
+            recency[block] = None
+        for block in reversed(chain[:known]):
+            recency.move_to_end(block)
+        if new and new[0] not in holders:
+            for block in new:
+                holders[block] = bit
+        else:
+            for block in new:
+                holders[block] = holders.get(block, 0) | bit
 
     def _is_fresh(self, slot: int, end: int) -> bool:
         """Whether a chain was moved to the front a moment ago; if not, it is about to be."""

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bucket_lora_proxy.errors import ApiError
+
 MAX_ERRORS = 30
 MAX_TEXT = 400
 
@@ -38,6 +40,11 @@ class RecentErrors:
         self._errors[key] = RecentError(*key, count, self._clock())
         if len(self._errors) > MAX_ERRORS:
             self._errors.popitem(last=False)
+
+    def remember(self, error: ApiError) -> None:
+        """Remember what a client was told, unless it was the client's doing."""
+        if error.status >= 500:
+            self.add(f"{error.status} {error.type}", error.message)
 
     def newest_first(self) -> list[RecentError]:
         return list(reversed(self._errors.values()))

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bucket_lora_proxy.breaker import Breaker
-from bucket_lora_proxy.upstream import Origin, Pool
-
 from adapter_bucket.ready_views import on_replica
 from adapter_bucket.status import AdapterStatus, ReadyState, ReplicaStatus
+from bucket_lora_proxy.breaker import Breaker
+from bucket_lora_proxy.upstream import Origin, Pool
 
 VERDICT_AGE_S = 5.0
 """How long a replica's answer about one adapter is believed, where its plain status says less."""

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any, NamedTuple
 
 import msgspec
-from bucket_lora_proxy.disconnect import ClientConnection
-from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType, Headers
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
-from starlette.types import Message, Receive
+from starlette.types import Receive
+
+from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType, Headers
 
 EXPECTED_DECODE_TOKENS = 512
 """What a completion is taken to need where its limit allows more: most end long before it."""
@@ -124,13 +124,27 @@ def _invalid(why: str) -> ApiError:
     )
 
 
+def check_framing(headers: Headers, *, max_bytes: int) -> None:
+    """Decide by the head of a request whether its body can be taken.
+
+    Raises:
+        ApiError: 501 for a transfer coding other than chunked (the proxy frames anew, so it would
+            be lost), 413 for a declared length above ``max_bytes``.
+    """
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+            raise too_large(max_bytes)
+        if name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise ApiError(
+                501,
+                ErrorType.BAD_REQUEST,
+                f"transfer coding {value[:50].decode('latin-1')!r} is not supported; send the body "
+                "with a length, or chunked",
+            )
+
+
 async def receive_body(
-    receive: Receive,
-    headers: Headers,
-    *,
-    max_bytes: int,
-    timeout_s: float,
-    connection: ClientConnection | None = None,
+    receive: Receive, headers: Headers, *, max_bytes: int, timeout_s: float
 ) -> bytes:
     """Receive a whole request body.
 
@@ -139,60 +153,37 @@ async def receive_body(
         headers: of the request.
         max_bytes: largest body.
         timeout_s: longest time until its end.
-        connection: spares the timer where the body is there already.
 
     Raises:
-        ApiError: 501 for a transfer coding other than chunked, 413 above ``max_bytes`` (told before
-            the body is read where the client declares it), 408 when it takes longer than
-            ``timeout_s``.
+        ApiError: as ``check_framing``; 413 above ``max_bytes``, 408 after ``timeout_s``.
         ClientGone: the client left before the end.
     """
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
-            raise _too_large(max_bytes)
-        if name == b"transfer-encoding" and value.lower() != b"chunked":
-            raise ApiError(
-                501,
-                ErrorType.BAD_REQUEST,
-                f"transfer coding {value[:50].decode('latin-1')!r} is not supported; send the body "
-                "with a length, or chunked",
-            )
-    if connection is not None and connection.body_is_complete:
-        message = _not_gone(await receive())
-    else:
-        message = await _next(receive, timeout_s)
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False) and len(body) <= max_bytes:
-        return body
-    parts, size = [body], len(body)
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while size <= max_bytes and message.get("more_body", False):
-        message = await _next(receive, deadline - asyncio.get_running_loop().time())
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+    check_framing(headers, max_bytes=max_bytes)
+    parts: list[bytes] = []
+    size, more = 0, True
+    try:
+        async with asyncio.timeout(timeout_s):
+            while more and size <= max_bytes:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise too_slow() from None
     if size > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     return b"".join(parts)
 
 
-async def _next(receive: Receive, timeout_s: float) -> Message:
-    try:
-        async with asyncio.timeout(timeout_s):
-            message = await receive()
-    except TimeoutError:
-        raise ApiError(
-            408, ErrorType.BODY_TIMEOUT, "the request body did not arrive in time"
-        ) from None
-    return _not_gone(message)
+def too_slow() -> ApiError:
+    """The body did not come to its end."""
+    return ApiError(408, ErrorType.BODY_TIMEOUT, "the request body did not arrive in time")
 
 
-def _not_gone(message: Message) -> Message:
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    return message
-
-
-def _too_large(max_bytes: int) -> ApiError:
+def too_large(max_bytes: int) -> ApiError:
+    """The body is above the limit."""
     return ApiError(
         413,
         ErrorType.BODY_TOO_LARGE,

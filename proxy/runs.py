@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bucket_lora_proxy.replicas import Replica
-
 from adapter_bucket.layout import parse_adapter_name
+from bucket_lora_proxy.replicas import Replica
 
 
 @dataclass(frozen=True)

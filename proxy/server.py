@@ -10,10 +10,11 @@ import sys
 from typing import cast
 
 import uvicorn
+
 from bucket_lora_proxy.app import Deps, build_deps, create_app
 from bucket_lora_proxy.certificates import served_certificate
+from bucket_lora_proxy.client_connection import ClientConnection
 from bucket_lora_proxy.config import ProxyConfig
-from bucket_lora_proxy.guard import GuardedProtocol
 from bucket_lora_proxy.listener import Listener
 
 log = logging.getLogger("bucket_lora_proxy")
@@ -38,7 +39,7 @@ class Server(uvicorn.Server):
                 host=config.host,
                 port=config.port,
                 loop="uvloop",
-                http=GuardedProtocol,
+                http=ClientConnection,
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -67,8 +68,9 @@ class Server(uvicorn.Server):
             log.error("cannot listen on %s port %d: %s", host, port, error.strerror or error)
             sys.exit(1)
 
-    def _protocol(self) -> GuardedProtocol:
-        return GuardedProtocol(self.config, self.server_state, self.lifespan.state)
+    def _protocol(self) -> ClientConnection:
+        forwarder = self.deps.forwarder
+        return ClientConnection(self.config, self.server_state, self.lifespan.state, forwarder)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""

@@ -2,128 +2,20 @@
 
 A general client costs more than everything else the proxy does (see docs/decisions), so this one
 does only what forwarding needs: whole request bodies out, streamed answers in, no redirects, no
-cookies, no decompression, no proxies. A request is repeated here in one case only: a *reused*
-connection ended before the first byte, which is how a server's idle timeout looks from outside.
+cookies, no decompression, no proxies. It calls back (``begin``); ``request`` is the same to await.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from types import TracebackType
-from urllib.parse import urlsplit
+from collections import deque
 
 from bucket_lora_proxy.connection import Connection
-from bucket_lora_proxy.errors import AnswerTooLarge, BodyCut, ConnectFailed, Headers, NoResponse
-
-from adapter_bucket.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a replica listens."""
-
-    url: str
-    host: str
-    port: int
-    tls: bool
-    authority: bytes
-    """Value of the Host field."""
-    base_path: bytes
-    """Prefix of every path, without a trailing slash; usually empty."""
-
-    @classmethod
-    def parse(cls, url: str) -> Origin:
-        """Read ``http(s)://host[:port][/prefix]``.
-
-        Raises:
-            ConfigError: any other form; credentials in a URL are refused because URLs are logged.
-        """
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"replica URL {url!r} is not valid: {error}") from error
-        if parts.username is not None or parts.password is not None:
-            raise ConfigError(
-                "a replica URL holds credentials; give them as --replica-token-file instead"
-            )
-        wrong_parts = parts.query or parts.fragment
-        if parts.scheme not in ("http", "https") or not parts.hostname or wrong_parts:
-            raise ConfigError(f"replica URL {url!r} is not http(s)://host[:port][/prefix]")
-        if not url.isascii() or any(character <= " " for character in url):
-            raise ConfigError(f"replica URL {url!r} holds characters other than printable ASCII")
-        tls = parts.scheme == "https"
-        return cls(
-            url=url.rstrip("/"),
-            host=parts.hostname,
-            port=port or (443 if tls else 80),
-            tls=tls,
-            authority=parts.netloc.encode(),
-            base_path=parts.path.rstrip("/").encode(),
-        )
-
-
-class Response:
-    """An answer whose head has arrived. Use as a context manager; leaving it early cancels."""
-
-    def __init__(self, connection: Connection, pool: Pool) -> None:
-        self.status = connection.status
-        self.headers = connection.headers
-        self._connection: Connection | None = connection
-        self._pool = pool
-
-    async def next_chunk(self) -> bytes:
-        """Next piece of the body, ``b""`` after the last. Raises ``UpstreamError``s."""
-        if self._connection is None:
-            raise BodyCut(f"{self._pool.origin.url}: the answer was closed")
-        return await self._connection.next_chunk()
-
-    async def peek(self) -> bytes:
-        """First piece of the body without taking it. Raises ``UpstreamError``s."""
-        if self._connection is None:
-            raise BodyCut(f"{self._pool.origin.url}: the answer was closed")
-        return await self._connection.peek()
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives."""
-        while chunk := await self.next_chunk():
-            yield chunk
-
-    async def read(self, *, max_bytes: int) -> bytes:
-        """The whole body.
-
-        Raises:
-            AnswerTooLarge: it is larger than ``max_bytes``.
-            BodyCut, ProtocolFault, UpstreamTimeout: it did not arrive.
-        """
-        parts: list[bytes] = []
-        size = 0
-        while chunk := await self.next_chunk():
-            parts.append(chunk)
-            size += len(chunk)
-            if size > max_bytes:
-                raise AnswerTooLarge(f"{self._pool.origin.url}: answer above {max_bytes} bytes")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        """Give the connection back, or abort it if the answer is not complete. Idempotent."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            self._pool.release(connection)
-
-    def __enter__(self) -> Response:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+from bucket_lora_proxy.errors import ConnectFailed, Headers
+from bucket_lora_proxy.exchange import Consumer, Exchange
+from bucket_lora_proxy.origin import Origin as Origin
+from bucket_lora_proxy.response import Response
 
 
 class Pool:
@@ -150,15 +42,52 @@ class Pool:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.origin = origin
+        self.active: set[Connection] = set()
+        """Connections with an exchange."""
         self._keep_alive_s = keep_alive_s
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls if origin.tls else None
-        self._slots = asyncio.Semaphore(limit)
+        self._free = limit
+        self._waiting: deque[Exchange] = deque()
+        """Exchanges for which there is no place yet, in their order."""
         self._idle: list[Connection] = []
-        self._active: set[Connection] = set()
-        self._fixed = b"host: " + origin.authority + b"\r\n"
+        self._fixed = b" HTTP/1.1\r\nhost: " + origin.authority + b"\r\n"
         if token is not None:
             self._fixed += b"authorization: Bearer " + token.encode() + b"\r\n"
+
+    def begin(
+        self,
+        method: bytes,
+        target: bytes,
+        *,
+        timeout_s: float,
+        consumer: Consumer,
+        headers: Headers | None = None,
+        body: bytes = b"",
+    ) -> Exchange:
+        """Send a request, at once if a connection is idle; the consumer hears of what comes back.
+
+        Args:
+            method: e.g. ``b"POST"``.
+            target: path and query, starting with ``/``.
+            timeout_s: longest silence of the replica, up to the head and inside the body.
+            consumer: is not called before this returns.
+            headers: fields besides Host, Authorization and framing.
+            body: the whole body.
+        """
+        parts = [method, b" ", self.origin.base_path, target, self._fixed]
+        for name, value in headers or ():
+            parts += (name, b": ", value, b"\r\n")
+        if body or method == b"POST":
+            parts.append(b"content-length: %d\r\n" % len(body))
+        parts.append(b"\r\n")
+        exchange = Exchange(self, b"".join(parts), body, timeout_s=timeout_s, consumer=consumer)
+        if self._free:
+            self._free -= 1
+            exchange.start()
+        else:
+            self._waiting.append(exchange)
+        return exchange
 
     async def request(
         self,
@@ -169,14 +98,7 @@ class Pool:
         headers: Headers | None = None,
         body: bytes = b"",
     ) -> Response:
-        """Send a request and return once the head of the answer is here.
-
-        Args:
-            method: e.g. ``b"POST"``.
-            target: path and query, starting with ``/``.
-            timeout_s: longest silence of the replica, up to the head and inside the body.
-            headers: fields besides Host, Authorization and framing.
-            body: the whole body.
+        """Send a request and return once the head of the answer is here. Args as for ``begin``.
 
         Raises:
             ConnectFailed: nothing was sent.
@@ -184,42 +106,17 @@ class Pool:
             GivenUp: sent, and ended by ``fail_active`` before the first byte.
             BodyCut, ProtocolFault, UpstreamTimeout: the answer failed.
         """
-        parts = [method, b" ", self.origin.base_path, target, b" HTTP/1.1\r\n", self._fixed]
-        for name, value in headers or ():
-            parts += (name, b": ", value, b"\r\n")
-        if body or method == b"POST":
-            parts.append(b"content-length: %d\r\n" % len(body))
-        parts.append(b"\r\n")
-        head = b"".join(parts)
-        await self._slots.acquire()
-        try:
-            return Response(await self._exchange(head, body, timeout_s), self)
-        except BaseException:
-            self._slots.release()
-            raise
+        response = Response(self.origin.url)
+        exchange = self.begin(
+            method, target, timeout_s=timeout_s, consumer=response, headers=headers, body=body
+        )
+        await response.head_of(exchange)
+        return response
 
-    async def _exchange(self, head: bytes, body: bytes, timeout_s: float) -> Connection:
-        connection = self._take_idle()
-        if connection is not None:
-            try:
-                return await self._on(connection, head, body, timeout_s)
-            except NoResponse:
-                self.drop_idle()  # the others are as old or older; ask on a fresh one
-        return await self._on(await self._connect(), head, body, timeout_s)
+    # --- what an exchange calls ---
 
-    async def _on(
-        self, connection: Connection, head: bytes, body: bytes, timeout_s: float
-    ) -> Connection:
-        self._active.add(connection)
-        try:
-            await connection.exchange(head, body, timeout_s=timeout_s)
-        except BaseException:
-            self._active.discard(connection)
-            connection.abort()
-            raise
-        return connection
-
-    def _take_idle(self) -> Connection | None:
+    def take_idle(self) -> Connection | None:
+        """The connection that was used last, if it may be used again."""
         oldest = asyncio.get_running_loop().time() - self._keep_alive_s
         while self._idle:
             connection = self._idle.pop()
@@ -228,7 +125,12 @@ class Pool:
             connection.abort()
         return None
 
-    async def _connect(self) -> Connection:
+    async def connect(self) -> Connection:
+        """Open a connection.
+
+        Raises:
+            ConnectFailed: it was refused, or took too long.
+        """
         loop = asyncio.get_running_loop()
         origin = self.origin
         try:
@@ -244,19 +146,33 @@ class Pool:
             raise ConnectFailed(
                 f"{origin.url}: no connection within {self._connect_timeout_s:g} s"
             ) from error
-        except OSError as error:  # ssl.SSLError is one
+        except (OSError, ValueError) as error:  # ssl.SSLError; a host that is no name
             raise ConnectFailed(f"{origin.url}: cannot connect: {error}") from error
         return connection
 
-    def release(self, connection: Connection) -> None:
-        """Take a connection back after its exchange."""
-        self._slots.release()
-        self._active.discard(connection)
+    def end(self, exchange: Exchange, connection: Connection | None) -> None:
+        """Take back what the exchange had, and let the next one go."""
+        if connection is None and exchange in self._waiting:
+            self._waiting.remove(exchange)
+            return
+        if connection is not None:
+            self.discard(connection)
+        if self._waiting:
+            self._waiting.popleft().start()
+        else:
+            self._free += 1
+
+    def discard(self, connection: Connection) -> None:
+        """Keep a connection for the next exchange, or close it if that is not safe."""
+        self.active.discard(connection)
+        connection.detach()
         if connection.reusable:
             connection.idle_since = asyncio.get_running_loop().time()
             self._idle.append(connection)
         else:
             connection.abort()
+
+    # --- what the replica's owner calls ---
 
     def drop_idle(self) -> None:
         """Close every idle connection."""
@@ -266,8 +182,11 @@ class Pool:
 
     def fail_active(self, reason: str) -> None:
         """End every exchange in progress with an error, as if the replica had gone away."""
-        for connection in list(self._active):
+        for connection in list(self.active):
             connection.fail(reason)
+        for exchange in list(self._waiting):
+            error = ConnectFailed(f"{self.origin.url}: {reason}")
+            asyncio.get_running_loop().call_soon(exchange.fail, error)
 
     def close(self) -> None:
         """Close all connections; exchanges in progress fail."""

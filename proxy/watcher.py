@@ -16,13 +16,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
-from bucket_lora_proxy.config import ProxyConfig
-from bucket_lora_proxy.errors import ProtocolFault, UpstreamError
-from bucket_lora_proxy.fleet import Fleet
-from bucket_lora_proxy.prefix import BLOCK_TOKENS
-from bucket_lora_proxy.prefix_index import PrefixIndex
-from bucket_lora_proxy.recent_errors import RecentErrors
-from bucket_lora_proxy.replicas import Model, Replica
 from pydantic import ValidationError
 
 from adapter_bucket.json_logs import about
@@ -34,6 +27,13 @@ from adapter_bucket.status import (
     ReadyState,
     ReplicaStatus,
 )
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.errors import ProtocolFault, UpstreamError
+from bucket_lora_proxy.fleet import Fleet
+from bucket_lora_proxy.prefix import BLOCK_TOKENS
+from bucket_lora_proxy.prefix_index import PrefixIndex
+from bucket_lora_proxy.recent_errors import RecentErrors
+from bucket_lora_proxy.replicas import Model, Replica
 
 log = logging.getLogger("bucket_lora_proxy")
 

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bucket_lora_proxy.membership.rule import AllowRule, origin_of
-from bucket_lora_proxy.upstream import Origin
-
 from adapter_bucket.errors import BucketError, ConfigError
 from adapter_bucket.fetch import discover_runs
 from adapter_bucket.heartbeat import HeartbeatReader, Seen
 from adapter_bucket.store import Store
+from bucket_lora_proxy.membership.rule import AllowRule, origin_of
+from bucket_lora_proxy.upstream import Origin
 
 log = logging.getLogger("bucket_lora_proxy")
 

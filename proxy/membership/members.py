@@ -14,6 +14,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from adapter_bucket.json_logs import about
+from adapter_bucket.stores import open_store
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.membership.heartbeats import Found, HeartbeatFollower, View
@@ -23,9 +25,6 @@ from bucket_lora_proxy.replicas import Replica, Source
 from bucket_lora_proxy.router import Router
 from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import Watcher
-
-from adapter_bucket.json_logs import about
-from adapter_bucket.stores import open_store
 
 log = logging.getLogger("bucket_lora_proxy")
 

@@ -12,9 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bucket_lora_proxy.upstream import Origin
-
 from adapter_bucket.errors import ConfigError
+from bucket_lora_proxy.upstream import Origin
 
 _PATTERN = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._*-]+)"

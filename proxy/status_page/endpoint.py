@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.recent_errors import RecentErrors
@@ -12,8 +15,6 @@ from bucket_lora_proxy.status_page.assets import HEADERS
 from bucket_lora_proxy.status_page.history import History
 from bucket_lora_proxy.status_page.page import render
 from bucket_lora_proxy.status_page.view import view_of
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
 
 
 class StatusPage:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from adapter_bucket.layout import parse_adapter_name
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.recent_errors import RecentError, RecentErrors
 from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.runs import RunRow, run_rows
 from bucket_lora_proxy.status_page.history import History
-
-from adapter_bucket.layout import parse_adapter_name
 
 
 @dataclass(frozen=True)

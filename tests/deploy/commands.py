@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bucket_lora_proxy.config_flags import build_parser
 
+from bucket_lora_proxy.config_flags import build_parser
 from trl_async_bucket.__main__ import parser as trainer_parser
 from trl_async_bucket.launch.__main__ import parser as launch_parser
 from vllm_bucket_lora.config import OPTIONS, PLUGIN_NAME

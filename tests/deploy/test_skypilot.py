@@ -20,6 +20,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
 from bucket_lora_proxy.config_sources import parse_config
 from bucket_lora_proxy.upstream import Origin
 

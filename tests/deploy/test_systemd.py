@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from bucket_lora_proxy.config_sources import parse_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "systemd"

@@ -14,7 +14,8 @@ import json
 import random
 import sys
 
-from tests.proxy.stand_in import Behaviour, Received, StandIn, answer_json, begin_stream, chunk
+from tests.proxy.stand_in import Behaviour, StandIn
+from tests.proxy.wire import Received, answer_json, begin_stream, chunk
 
 VERSIONS = ("run-v1", "run-v2", "run-v3")
 LOAD_S = 0.15

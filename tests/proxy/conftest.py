@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from adapter_bucket.store import Store
+from adapter_bucket.stores import open_store
 from tests.proxy.proxy_harness import Harness
 
 
@@ -19,3 +22,13 @@ async def harness(anyio_backend: object) -> AsyncIterator[Harness]:
     """Starts stand-in replicas and proxies; stops all of them at the end."""
     async with Harness() as started:
         yield started
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> str:
+    return f"file://{tmp_path}"
+
+
+@pytest.fixture
+def store(bucket: str) -> Store:
+    return open_store(bucket)

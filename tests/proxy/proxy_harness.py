@@ -12,11 +12,11 @@ from typing import Any
 
 import h11
 import uvicorn
+
 from bucket_lora_proxy.app import Deps, build_deps
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.server import Server
 from bucket_lora_proxy.upstream import Origin
-
 from tests.proxy.stand_in import StandIn
 
 ANSWER_S = 10.0

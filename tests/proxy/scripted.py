@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from bucket_lora_proxy.upstream import Origin, Pool
-
-from tests.proxy.stand_in import Received, read_request
+from tests.proxy.wire import Received, read_request
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"

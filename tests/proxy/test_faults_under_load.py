@@ -13,7 +13,8 @@ import h11
 import pytest
 
 from tests.proxy.proxy_harness import Harness, Proxy, until
-from tests.proxy.stand_in import Behaviour, Received, StandIn, answer_json, begin_stream, chunk
+from tests.proxy.stand_in import Behaviour, StandIn
+from tests.proxy.wire import Received, answer_json, begin_stream, chunk
 
 pytestmark = pytest.mark.anyio
 

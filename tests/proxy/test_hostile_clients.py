@@ -6,8 +6,8 @@ import asyncio
 import re
 
 import pytest
-from bucket_lora_proxy.guard import MAX_HEAD_BYTES, GuardedProtocol
 
+from bucket_lora_proxy.guard import MAX_HEAD_BYTES, GuardedProtocol
 from tests.proxy.proxy_harness import ANSWER_S, Harness, Proxy
 from tests.proxy.stand_in import StandIn
 

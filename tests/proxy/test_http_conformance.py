@@ -13,7 +13,8 @@ import h11
 import pytest
 
 from tests.proxy.proxy_harness import Harness, Proxy
-from tests.proxy.stand_in import Behaviour, Received, StandIn
+from tests.proxy.stand_in import Behaviour, StandIn
+from tests.proxy.wire import Received
 
 pytestmark = pytest.mark.anyio
 

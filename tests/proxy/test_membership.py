@@ -4,81 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bucket_lora_proxy.membership.heartbeats import (
-    MAX_REFUSED,
-    QUIET_AFTER_S,
-    HeartbeatFollower,
-    View,
-    view_of,
-)
-from bucket_lora_proxy.membership.rule import AllowRule
 
-from adapter_bucket.heartbeat import Heartbeat, Seen, remove_heartbeat, write_heartbeat
-from adapter_bucket.memory_store import MemoryStore
-from adapter_bucket.status import ReplicaStatus
+from adapter_bucket.heartbeat import remove_heartbeat, write_heartbeat
 from adapter_bucket.store import Store
-from adapter_bucket.stores import open_store
-from tests.proxy.proxy_harness import Harness, Proxy, until
+from bucket_lora_proxy.membership.heartbeats import View
+from bucket_lora_proxy.membership.rule import AllowRule
+from tests.proxy.beating import follow, heartbeat, members
+from tests.proxy.proxy_harness import Harness, until
 from tests.proxy.stand_in import StandIn
-from tests.s3_servers import S3Server, seaweed, seaweed_pair
-from vllm_bucket_lora.heartbeats import Heart
-
-__all__ = ["seaweed", "seaweed_pair"]
 
 pytestmark = pytest.mark.anyio
 
-LOCAL = AllowRule.parse("http://127.0.0.1:*")
 TOKEN = "replica-token-0123456789"
-
-
-def heartbeat(
-    url: str,
-    *,
-    run_id: str | None = "run",
-    replica_id: str = "one",
-    number: int = 0,
-    every_s: float = 60,
-) -> Heartbeat:
-    return Heartbeat(
-        run_id=run_id,
-        replica_id=replica_id,
-        url=url,
-        sequence=number,
-        interval_s=every_s,
-        written_at=time.time(),
-        status=ReplicaStatus(
-            replica_id=replica_id, base_model="base", dtype="float32", max_loras=4, max_lora_rank=8
-        ),
-    )
-
-
-@pytest.fixture
-def bucket(tmp_path: Path) -> str:
-    return f"file://{tmp_path}"
-
-
-@pytest.fixture
-def store(bucket: str) -> Store:
-    return open_store(bucket)
-
-
-async def follow(harness: Harness, bucket: str, *static: StandIn, **settings: Any) -> Proxy:
-    given: dict[str, Any] = {
-        "allow_replicas": (LOCAL,),
-        "bucket_poll_s": 0.05,
-        "unresponsive_s": 0.3,
-    }
-    return await harness.proxy(*static, bucket=bucket, **(given | settings))
-
-
-def members(proxy: Proxy) -> list[str]:
-    return [replica.url for replica in proxy.deps.fleet.replicas]
 
 
 async def test_a_replica_joins_with_its_heartbeat_and_serves(
@@ -320,121 +260,3 @@ async def test_what_a_leaving_replica_was_asked_goes_to_another(
     assert [(await one).json()["served_by"] for one in asked] == [other.port] * 5
     assert (member.in_flight, member.by_model, member.outstanding) == (0, {}, 0)
     assert proxy.in_flight() == [0]
-
-
-# --- reading, without a proxy ---
-
-
-def seen(url: str, *, unchanged_s: float = 0.0, **fields: Any) -> Seen:
-    return Seen(heartbeat(url, **fields), unchanged_s)
-
-
-def test_a_replica_of_two_runs_is_one_and_lives_as_long_as_either_heartbeat() -> None:
-    view = view_of(
-        {
-            None: {"one": seen("http://127.0.0.1:1", run_id=None, unchanged_s=1e6)},
-            "a": {"one": seen("http://127.0.0.1:1", run_id="a", unchanged_s=1e6)},
-            "b": {"one": seen("http://127.0.0.1:1/", run_id="b")},
-        },
-        [LOCAL],
-    )
-    (found,) = view.replicas.values()
-    assert (found.alive, found.runs) == (True, ("a", "b"))
-
-
-def test_refused_heartbeats_are_bounded_and_told_by_run_and_replica() -> None:
-    many = {f"r{n}": seen("http://10.0.0.1:1", replica_id=f"r{n}") for n in range(500)}
-    view = view_of({"run": many}, [LOCAL])
-    assert len(view.refused) == MAX_REFUSED
-    assert view.replicas == {}
-    assert "run/r0" in view.refused
-
-
-class CountingStore(MemoryStore):
-    listings = 0
-
-    def list(self, prefix: str) -> Any:
-        CountingStore.listings += 1
-        return super().list(prefix)
-
-
-@pytest.mark.parametrize("runs", [[], ["run"]])
-def test_an_old_run_is_looked_at_seldom(runs: list[str], now: list[float]) -> None:
-    store = CountingStore()
-    write_heartbeat(store, heartbeat("http://127.0.0.1:1"))
-    follower = follower_of(lambda: store, runs, now)
-    assert list(follower.look().replicas) == ["http://127.0.0.1:1"]
-    remove_heartbeat(store, "run", "one")
-    store.overwrite("runs/run/manifest.json", b"{}")
-    now[0] += QUIET_AFTER_S + 1
-    follower.look()
-    own = 10 if not runs else 0  # of the heartbeats without a run
-    CountingStore.listings = 0
-    for _ in range(10):
-        now[0] += 5
-        follower.look()
-    assert CountingStore.listings == own
-    now[0] += 60
-    write_heartbeat(store, heartbeat("http://127.0.0.1:2"))
-    assert list(follower.look().replicas) == ["http://127.0.0.1:2"]
-
-
-def test_only_the_named_runs_are_followed(now: list[float]) -> None:
-    store = MemoryStore()
-    write_heartbeat(store, heartbeat("http://127.0.0.1:1", run_id="a"))
-    write_heartbeat(store, heartbeat("http://127.0.0.1:2", run_id="b"))
-    assert len(follower_of(lambda: store, [], now).look().replicas) == 2
-    assert list(follower_of(lambda: store, ["b"], now).look().replicas) == ["http://127.0.0.1:2"]
-
-
-@pytest.fixture
-def now() -> list[float]:
-    return [1000.0]
-
-
-def follower_of(
-    opener: Callable[[], Store], runs: list[str], now: list[float]
-) -> HeartbeatFollower:
-    return HeartbeatFollower(
-        opener, runs=runs, rules=[LOCAL], poll_s=5, deliver=lambda _: None, clock=lambda: now[0]
-    )
-
-
-# --- with the plugin's own heartbeats, and a real S3 server ---
-
-
-async def test_a_servers_own_heartbeats_bring_it_in_and_its_end_takes_it_out(
-    harness: Harness, bucket: str, store: Store
-) -> None:
-    """No run exists: the trainer that will make one waits for the proxy's health."""
-    replica = await harness.replica()
-    proxy = await follow(harness, bucket)
-    status = heartbeat(replica.url).status
-    with ThreadPoolExecutor(1) as executor:
-        heart = Heart(
-            store, replica_id="one", url=replica.url, status=lambda: status, executor=executor
-        )
-        beating = asyncio.create_task(heart.beat())
-        await proxy.until_up(1)
-        assert (await proxy.get("/health")).status == 200
-        beating.cancel()
-        await asyncio.wait([beating])
-        await replica.stop()
-        await until(lambda: members(proxy) == [])
-
-
-async def test_heartbeats_are_followed_on_a_real_s3_server(
-    harness: Harness, seaweed: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {**seaweed.environment, "AWS_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(name, value)
-    bucket = seaweed.url(seaweed.new_bucket(), "rl")
-    store = open_store(bucket)
-    replica = await harness.replica(StandIn(ready={"run-v1"}))
-    write_heartbeat(store, heartbeat(replica.url))
-    proxy = await follow(harness, bucket, bucket_poll_s=0.2)
-    await proxy.until_up(1)
-    assert (await proxy.generate("run-v1")).status == 200
-    remove_heartbeat(store, "run", "one")
-    await replica.stop()
-    await until(lambda: members(proxy) == [])

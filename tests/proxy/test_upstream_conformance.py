@@ -6,6 +6,9 @@ import asyncio
 
 import h11
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bucket_lora_proxy.connection import HIGH_WATER_BYTES, MAX_HEAD_BYTES, Connection
 from bucket_lora_proxy.errors import (
     AnswerTooLarge,
@@ -14,11 +17,8 @@ from bucket_lora_proxy.errors import (
     ProtocolFault,
     UpstreamError,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.proxy.scripted import CHUNKED, OK, ask, talking, writes
-from tests.proxy.stand_in import Received
+from tests.proxy.wire import Received
 
 pytestmark = pytest.mark.anyio
 

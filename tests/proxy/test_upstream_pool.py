@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from bucket_lora_proxy.errors import ConnectFailed, GivenUp, NoResponse, UpstreamTimeout
 from bucket_lora_proxy.upstream import Origin, Pool
-
 from tests.proxy.scripted import CHUNKED, OK, ask, talking, writes
-from tests.proxy.stand_in import Received
+from tests.proxy.wire import Received
 
 pytestmark = pytest.mark.anyio
 
@@ -170,6 +170,19 @@ async def test_the_pool_never_opens_more_connections_than_its_limit() -> None:
         answers = await asyncio.gather(*(ask(pool) for _ in range(30)))
         assert answers == [(200, b"ok")] * 30
         assert server.connections == 3
+
+
+async def test_what_waits_for_a_place_is_let_go_when_the_replica_is_given_up() -> None:
+    async def never(received: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(5)
+
+    async with talking(never, limit=1) as (pool, server):
+        asked = [asyncio.create_task(ask(pool)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        pool.fail_active("it was stopped")
+        faults = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(fault) for fault in faults] == [GivenUp, ConnectFailed, ConnectFailed]
+        assert len(server.requests) == 1
 
 
 async def test_a_cancelled_exchange_closes_its_connection_and_frees_its_place() -> None:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from bucket_lora_proxy.membership.rule import AllowRule
 from bucket_lora_proxy.watcher import block_tokens, cache_blocks
-
 from tests.integration.plugin.conftest import RunMaker
 from tests.integration.plugin.server import API_KEY, Server
 from tests.proxy.proxy_harness import Harness, until

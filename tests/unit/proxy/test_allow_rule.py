@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from bucket_lora_proxy.membership.rule import AllowRule, origin_of
 
 from adapter_bucket.errors import ConfigError
+from bucket_lora_proxy.membership.rule import AllowRule, origin_of
 
 
 @pytest.mark.parametrize(

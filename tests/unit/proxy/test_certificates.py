@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+
+from adapter_bucket.errors import ConfigError
 from bucket_lora_proxy.certificates import (
     CERT_FILE,
     PAIR_FILE,
@@ -15,9 +18,6 @@ from bucket_lora_proxy.certificates import (
     subject_names,
 )
 from bucket_lora_proxy.config import ProxyConfig
-from cryptography import x509
-
-from adapter_bucket.errors import ConfigError
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

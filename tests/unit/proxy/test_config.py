@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import trustme
-from bucket_lora_proxy.__main__ import main
-from bucket_lora_proxy.check import report
-from bucket_lora_proxy.config import ProxyConfig
-from bucket_lora_proxy.config_flags import build_parser
-from bucket_lora_proxy.config_sources import NOT_SETTINGS, parse_config
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.heartbeat import Heartbeat, write_heartbeat
 from adapter_bucket.status import ReplicaStatus
 from adapter_bucket.stores import open_store
+from bucket_lora_proxy.__main__ import main
+from bucket_lora_proxy.check import report
+from bucket_lora_proxy.config import ProxyConfig
+from bucket_lora_proxy.config_flags import build_parser
+from bucket_lora_proxy.config_sources import NOT_SETTINGS, parse_config
 
 REPLICA = ["--replica", "http://127.0.0.1:9000"]
 TOKEN = "0123456789abcdef"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.replicas import Model, Replica, Source
 from bucket_lora_proxy.upstream import Origin, Pool
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-
 from vllm_bucket_lora import metrics as plugin_metrics
 
 ROOT = Path(__file__).parents[3]

@@ -3,6 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapter_bucket.ready_policy import ALL, ANY, ReadyPolicy
+from adapter_bucket.ready_views import on_fleet, on_replica
+from adapter_bucket.status import UNREAD, AdapterStatus, ReadyState, ReplicaStatus, RunStatus
 from bucket_lora_proxy.auth import Doorkeeper
 from bucket_lora_proxy.endpoints import common_models
 from bucket_lora_proxy.errors import ApiError, ErrorType
@@ -10,12 +16,6 @@ from bucket_lora_proxy.headers import for_client, for_upstream
 from bucket_lora_proxy.request_body import read_content, read_envelope, read_fields
 from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import parse_models
-from hypothesis import given
-from hypothesis import strategies as st
-
-from adapter_bucket.ready_policy import ALL, ANY, ReadyPolicy
-from adapter_bucket.ready_views import on_fleet, on_replica
-from adapter_bucket.status import UNREAD, AdapterStatus, ReadyState, ReplicaStatus, RunStatus
 
 
 def status(**runs: RunStatus) -> ReplicaStatus:

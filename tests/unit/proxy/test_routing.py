@@ -1,0 +1,144 @@
+"""Which replica is chosen: the cost rule, and the router that applies it."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from bucket_lora_proxy.prefix import Hasher, Prompt
+from bucket_lora_proxy.router import Router
+from bucket_lora_proxy.routing import choose
+
+IDS = list(range(1000, 1100))
+
+
+def prompt(content: object, name: str | None = "run-v1", decode: int = 100) -> Prompt:
+    return Hasher().prompt(name, json.dumps(content).encode(), decode)
+
+
+# --- cost rule ---
+
+
+def pick(loads: Sequence[float], matched: Sequence[int], **more: object) -> int | None:
+    given: dict[str, object] = {"prompt_tokens": 200, "decode_tokens": 300} | more
+    return choose(loads=loads, matched_tokens=matched, **given)  # type: ignore[arg-type]
+
+
+def test_without_any_prefix_the_least_loaded_is_chosen() -> None:
+    assert pick([900, 500, 700], [0, 0, 0]) == 1
+
+
+def test_a_shared_template_does_not_hold_requests_on_a_loaded_replica() -> None:
+    assert pick([20_000, 10_000], [16, 0]) == 1
+
+
+def test_a_whole_prompt_does() -> None:
+    assert pick([20_000, 10_000], [192, 0]) == 0
+
+
+@pytest.mark.parametrize("count", [2, 3, 16])
+def test_a_hot_prefix_cannot_pin_everything_to_one_replica(count: int) -> None:
+    assert pick([50_000] + [0] * (count - 1), [192] + [0] * (count - 1)) != 0
+
+
+def test_an_overloaded_holder_spills() -> None:
+    assert pick([100_000, 0], [192, 0]) == 1
+
+
+def test_a_group_stays_together_on_an_otherwise_idle_fleet() -> None:
+    work = 500.0
+    for already in range(1, 16):
+        assert pick([already * work, 0, 0, 0], [192, 0, 0, 0]) == 0
+
+
+def test_ties_take_turns() -> None:
+    assert [pick([0, 0, 0], [0, 0, 0], turn=turn) for turn in range(4)] == [0, 1, 2, 0]
+
+
+def test_a_replica_that_failed_the_request_is_the_last_resort() -> None:
+    assert pick([0, 900], [192, 0], passed_over=[True, False]) == 1
+    assert pick([0, 900], [192, 0], passed_over=[True, True]) == 0
+    assert pick([], []) is None
+    assert pick([5], [0], passed_over=[True]) == 0
+
+
+def test_an_empty_prompt_is_balanced_too() -> None:
+    assert pick([10_000, 0], [0, 0], prompt_tokens=0) == 1
+
+
+# --- router ---
+
+
+@dataclass(eq=False)
+class Bare:
+    slot: int
+    outstanding: float = 0.0
+
+
+def test_a_group_goes_to_one_replica_and_groups_are_spread() -> None:
+    router, fleet = Router(4), [Bare(slot) for slot in range(4)]
+    chosen = []
+    for group in range(8):
+        described = prompt([group * 7 + i for i in range(200)])
+        for number in range(8):
+            choice = router.pick(fleet, described)
+            assert choice is not None
+            assert choice.outcome == ("hit" if number else "new")
+            work = router.begin(choice, described)
+            chosen.append((group, choice.replica.slot))
+            router.end(choice, work)
+    assert len(set(chosen)) == 8
+    assert sorted(slot for _, slot in set(chosen)) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_slot_is_used_again_and_nothing_of_its_last_replica_is_left() -> None:
+    router = Router(0)
+    first, second = Bare(router.take_slot()), Bare(router.take_slot())
+    choice = router.pick([first], prompt(IDS))
+    assert choice is not None
+    router.end(choice, router.begin(choice, prompt(IDS)))
+    router.free_slot(first.slot)
+    third, fourth = Bare(router.take_slot()), Bare(router.take_slot())
+    assert (third.slot, second.slot, fourth.slot) == (first.slot, 1, 2)
+    choice = router.pick([third, fourth], prompt(IDS))
+    assert choice is not None
+    assert choice.outcome == "new"
+    assert router.index.blocks(third.slot) == 0
+
+
+def test_outstanding_work_is_what_is_not_cached_and_may_be_decoded() -> None:
+    router, replica = Router(1), Bare(0)
+    outstanding = []
+    for _ in range(2):
+        choice = router.pick([replica], prompt(IDS))
+        assert choice is not None
+        work = router.begin(choice, prompt(IDS))
+        outstanding.append(replica.outstanding)
+        router.end(choice, work)
+    assert outstanding == [200, 104]  # six of its blocks are cached the second time
+    assert replica.outstanding == 0
+
+
+def test_a_decision_about_2048_tokens_among_16_replicas_takes_at_most_100_us() -> None:
+    router, hasher, fleet = Router(16), Hasher(), [Bare(slot) for slot in range(16)]
+    rng = random.Random(1)
+    template = [rng.randrange(32_000) for _ in range(23)]
+    prompts = [template + [rng.randrange(32_000) for _ in range(2025)] for _ in range(24)]
+    contents = [json.dumps(ids).encode() for ids in prompts]
+    took = []
+    for content in contents:
+        for _ in range(8):
+            begun = time.perf_counter()
+            described = hasher.prompt("run-v1", content, 300)
+            choice = router.pick(fleet, described)
+            assert choice is not None
+            router.end(choice, router.begin(choice, described))
+            took.append(time.perf_counter() - begun)
+    took.sort()
+    # The median of a group's requests. A prompt's first request hashes it: 1 of 8.
+    assert took[len(took) // 2] < 100e-6, [f"{seconds * 1e6:.0f}" for seconds in took[::16]]

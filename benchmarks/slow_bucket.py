@@ -1,7 +1,8 @@
 """What a slow bucket does to staleness and drops, with a sync at every step.
 
 ``python -m benchmarks.slow_bucket`` trains the demo's policy over a real S3 server behind a link of
-0, 100, 500 and 1500 ms round trip (trainer and replica alike), and prints one row for each.
+0, 100, 500 and 1500 ms round trip (trainer and replica alike), and prints one row for each. With
+``--rtt-ms 500 --max-staleness 9`` the same for another bound.
 """
 
 from __future__ import annotations
@@ -20,20 +21,26 @@ from demo.processes import Child, Processes
 from demo.s3_server import start_s3
 from demo.summary import series, steps_only
 from demo.tiny_model import build
+from demo.train import MAX_STALENESS
 
 WARM_UP_STEPS = 5
 
+SAMPLES_PER_STEP = 32
+"""Of ``demo.train``."""
 
-def row_of(rows: list[dict[str, Any]], rtt_ms: int) -> dict[str, Any]:
+
+def row_of(rows: list[dict[str, Any]], rtt_ms: int, max_staleness: int) -> dict[str, Any]:
     """Figures of one run, after its first steps."""
     steps = steps_only(rows)[WARM_UP_STEPS:]
 
     def median(name: str) -> float:
         return statistics.median(series(steps, name) or [float("nan")])
 
+    dropped = sum(series(steps, "sample/dropped_stale_total"))
     times = [row["time"] for row in steps]
     return {
         "round trip, ms": rtt_ms,
+        "max_staleness": max_staleness,
         "step, s": round((times[-1] - times[0]) / max(len(times) - 1, 1), 2),
         "ready, s": round(median("bucket/ready_s"), 2),
         "lag": round(median("bucket/lag"), 1),
@@ -41,7 +48,7 @@ def row_of(rows: list[dict[str, Any]], rtt_ms: int) -> dict[str, Any]:
         "skipped": int(max(series(steps, "bucket/skipped"), default=0)),
         "staleness, mean": round(statistics.mean(series(steps, "sample/staleness_mean")), 2),
         "staleness, max": int(max(series(steps, "sample/staleness_max"))),
-        "dropped": int(sum(series(steps, "sample/dropped_stale_total"))),
+        "dropped, %": round(100 * dropped / (dropped + SAMPLES_PER_STEP * len(steps))),
     }
 
 
@@ -53,6 +60,7 @@ def main() -> None:
     """Run all, print a table and the JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slow_bucket", description=__doc__)
     parser.add_argument("--rtt-ms", type=int, nargs="+", default=[0, 100, 500, 1500])
+    parser.add_argument("--max-staleness", type=int, default=MAX_STALENESS)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("demo-out/slow-bucket"))
     options = parser.parse_args()
@@ -73,9 +81,11 @@ def main() -> None:
             for rtt_ms in options.rtt_ms:
                 link.rtt_s = rtt_ms / 1000
                 name = f"rtt-{rtt_ms}"
+                bound = ("--max-staleness", str(options.max_staleness))
                 trainer = start_trainer(
                     processes, model, replica.url, out / name, "--bucket", bucket,
-                    "--run-id", name, "--steps", str(options.steps), name=name, env=s3.env,
+                    "--run-id", name, "--steps", str(options.steps), *bound,
+                    name=name, env=s3.env,
                 )  # fmt: skip
                 processes.wait_until(
                     f"{name} to end",
@@ -85,7 +95,8 @@ def main() -> None:
                 )
                 if trainer.process.returncode != 0:
                     raise RuntimeError(f"{name} failed; its log is {trainer.log_path}")
-                table.append(row_of(read_metrics(out / name / "metrics.jsonl"), rtt_ms))
+                rows = read_metrics(out / name / "metrics.jsonl")
+                table.append(row_of(rows, rtt_ms, options.max_staleness))
     print("| " + " | ".join(table[0]) + " |")
     print("|" + "---|" * len(table[0]))
     for row in table:

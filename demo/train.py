@@ -34,6 +34,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
     parser.add_argument("--lora-rank", type=int, default=LORA_RANK, help="rank of the adapter")
     parser.add_argument(
+        "--max-staleness", type=int, default=MAX_STALENESS, help="versions a rollout may be old"
+    )
+    parser.add_argument(
         "--save-steps", type=int, default=0, help="write a checkpoint every N steps"
     )
     parser.add_argument("--resume", help="'bucket', 'bucket:required', or a local checkpoint")
@@ -53,7 +56,7 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
         "gradient_accumulation_steps": 2,
         "num_generations": 8,
         "max_completion_length": MAX_COMPLETION_TOKENS,
-        "max_staleness": MAX_STALENESS,
+        "max_staleness": options.max_staleness,
         # Little in flight and in the queue: on two cores rollouts are faster than training, and
         # what waits grows stale.
         "max_inflight_tasks": 32,

@@ -22,7 +22,7 @@ from adapter_bucket.stores import open_store
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     console = Console(stderr=arguments.json)
     command: Callable[..., tuple[Any, bool]] = arguments.command
     try:
@@ -46,7 +46,8 @@ def _failed(arguments: argparse.Namespace, console: Console, error: BucketError)
     return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The command line; each command's function is in ``command``."""
     parser = argparse.ArgumentParser(prog="bucket-lora", description="Adapters in a bucket.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

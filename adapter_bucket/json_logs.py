@@ -115,10 +115,15 @@ class JsonFormatter(logging.Formatter):
 
 def hide_secrets(text: str) -> str:
     """The text without logins in URLs and without the values of ``SECRETS``."""
-    text = _LOGIN.sub(_HIDDEN, text)
+    text = hide_logins(text)
     for value in _secrets():
         text = text.replace(value, _HIDDEN)
     return text
+
+
+def hide_logins(text: str) -> str:
+    """The text without user and password in its URLs."""
+    return _LOGIN.sub(_HIDDEN, text)
 
 
 def _secrets() -> list[str]:

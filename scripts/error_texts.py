@@ -46,11 +46,11 @@ def error_texts() -> list[ErrorText]:
         for path in sorted((ROOT / package).rglob("*.py"))
     }
     exceptions = _exception_names(trees.values())
-    shared = _shared_constants(trees.values())
+    modules = {_module(path): _constants(tree) for path, tree in trees.items()}
     found = {
         ErrorText(template, f"{path}:{line}")
         for path, tree in trees.items()
-        for template, line in texts_of(tree, exceptions, shared)
+        for template, line in texts_of(tree, exceptions, _imported(tree, modules))
         if sum(char in string.ascii_letters for char in template.replace(GAP, "")) >= MIN_LETTERS
     }
     return sorted(found)
@@ -164,13 +164,20 @@ def _constants(tree: ast.Module) -> dict[str, str]:
     }
 
 
-def _shared_constants(trees: Iterable[ast.Module]) -> dict[str, str]:
-    """Those of all modules, for imports; a name that means two things means nothing."""
-    found: dict[str, set[str]] = {}
-    for tree in trees:
-        for name, text in _constants(tree).items():
-            found.setdefault(name, set()).add(text)
-    return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+def _imported(tree: ast.Module, modules: Mapping[str, dict[str, str]]) -> dict[str, str]:
+    """Texts of other modules, under the names by which this one knows them."""
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            theirs = modules.get(node.module or "", {})
+            names = [alias for alias in node.names if alias.name in theirs]
+            found |= {alias.asname or alias.name: theirs[alias.name] for alias in names}
+    return found
+
+
+def _module(path: str) -> str:
+    dotted = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return re.sub(r"^proxy\b", "bucket_lora_proxy", dotted)
 
 
 def _alternatives(node: ast.expr) -> list[ast.expr]:

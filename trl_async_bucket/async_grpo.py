@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from adapter_bucket.errors import ConfigError
+from adapter_bucket.errors import ConfigError, StoreUnavailable
+from adapter_bucket.json_logs import hide_logins
 from trl_async_bucket.compat.async_grpo import check_seam, import_trl, probe_score
 from trl_async_bucket.config import NEEDS_ADAPTER, BucketSyncFields, uses_bucket
 from trl_async_bucket.probe_maker import Score
+from trl_async_bucket.server_access import ServerAccess, give_access
 from trl_async_bucket.sync import BucketSync
 from trl_async_bucket.training_run import TrainingRun
 from trl_async_bucket.watchdog import StarvationWatchdog
@@ -74,14 +76,19 @@ class AsyncGRPOTrainer(TrainingRun, TrlAsyncGRPOTrainer):  # type: ignore[misc]
         if self._uses_bucket and not self._lora_sync:
             raise ConfigError(NEEDS_ADAPTER)
         self._bucket_adapter = self._adapter_name
+        self._let_rollouts_in()
         if self._bucket is not None and self.rollout_worker is not None:
             self._watch_rollouts(self._bucket)
 
     def _init_lora_sync(self, model: Any) -> bool:
         if not self._uses_bucket:
             return bool(super()._init_lora_sync(model))
-        self.vllm_client.wait_for_server_ready()
         args = self.args
+        give_access(self.vllm_client, ServerAccess.of(args.vllm_server_base_url))
+        try:
+            self.vllm_client.wait_for_server_ready()
+        except TimeoutError as error:
+            raise StoreUnavailable(hide_logins(str(error))) from None
         # The rollout worker is built with this name next, and asks for "<name>-v<version>".
         self._lora_name = args.bucket_run_id
         settings = args.sync_settings(
@@ -94,6 +101,13 @@ class AsyncGRPOTrainer(TrainingRun, TrlAsyncGRPOTrainer):  # type: ignore[misc]
             model, self._adapter_name, settings, on_ready=self._advance_rollouts
         )
         return True
+
+    def _let_rollouts_in(self) -> None:
+        """Give the rollout worker, which is not started yet, an address that carries the token."""
+        settings = getattr(self.rollout_worker, "_loop_kwargs", None)
+        if self._uses_bucket and settings is not None:
+            access = ServerAccess.of(self.args.vllm_server_base_url)
+            settings["vllm_server_url"] = access.login_url
 
     def _watch_rollouts(self, bucket: BucketSync) -> None:
         """Look at publisher and replicas too, whenever TRL finds its rollout queue empty."""

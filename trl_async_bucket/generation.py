@@ -21,7 +21,7 @@ from tenacity import (
 
 from adapter_bucket.errors import BucketError, ConfigError, StoreUnavailable
 from trl_async_bucket.compat.grpo import import_generation
-from trl_async_bucket.readiness import authorization
+from trl_async_bucket.server_access import ServerAccess
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +58,13 @@ class VersionedClient(TrlClient):  # type: ignore[misc]
 
     # TRL's constructor is not called: it wants vLLM installed and names the base model.
     def __init__(self, base_url: str, *, connect_s: float, retry_s: float) -> None:
-        self.base_url = base_url.rstrip("/")
+        access = ServerAccess.of(base_url)
+        self.base_url = access.url
         self.session = requests.Session()
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=POOL_SIZE)
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, adapter)
-        self.session.headers.update(authorization())
+        self.session.headers.update(access.headers)
         self.model = ""
         self.logprobs_mode = "unknown"
         self._retry_s = retry_s

@@ -6,7 +6,6 @@ stays the source of truth: the question itself makes a replica look there at onc
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -27,11 +26,9 @@ from adapter_bucket.status import (
     ReadyState,
     ReplicaStatus,
 )
+from trl_async_bucket.server_access import TOKEN_ENV, ServerAccess
 
 _Model = TypeVar("_Model", bound=BaseModel)
-
-TOKEN_ENV = "BUCKET_LORA_TOKEN"
-"""Bearer token for the proxy's or the replica's status, if it asks for one."""
 
 LONG_POLL_S = 10.0
 """Length of one status long-poll. Short enough that the publisher notices a stop request."""
@@ -80,9 +77,9 @@ class ReplicaClient:
     """Talks to one replica or to the proxy. Thread-safe."""
 
     def __init__(self, base_url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._base_url = base_url.rstrip("/")
+        access = ServerAccess.of(base_url)
+        self._base_url, self._headers = access.url, access.headers
         self._clock = clock
-        self._headers = authorization()
 
     def replicas(self) -> dict[str, ReplicaStatus]:
         """Status of every replica that answers, by URL.
@@ -183,20 +180,6 @@ class ReplicaClient:
         except requests.JSONDecodeError:
             raise StoreUnavailable(f"{url} does not answer JSON") from None
         return body if isinstance(body, dict) else {}
-
-
-def authorization() -> dict[str, str]:
-    """Headers with the bearer token of ``TOKEN_ENV``; none without one.
-
-    Raises:
-        ConfigError: the token cannot stand in a header.
-    """
-    token = os.environ.get(TOKEN_ENV, "").strip()
-    if not token:
-        return {}
-    if not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"{TOKEN_ENV} must be printable ASCII without spaces (value not shown)")
-    return {"Authorization": f"Bearer {token}"}
 
 
 def _parse(model: type[_Model], body: object) -> _Model:

@@ -42,6 +42,7 @@ _CONSTRUCTOR = (
     "self._lora_name if self._lora_sync",  # the worker takes the run id we set
     "self._init_lora_sync(model)",
     "StepIntervalCallback(self._sync_weight",
+    "vllm_server_url=self.args.vllm_server_base_url",  # to which we add the token
 )
 
 _DATALOADER = ("check_health_fn=self.rollout_worker.check_health", "self._rollout_dataset = ")

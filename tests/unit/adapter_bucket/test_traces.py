@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.trace_ids import root_span_id, trace_id
@@ -49,3 +53,40 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"install trl-async-bucket\[otel\]"):
         traces_wanted()
+
+
+def test_spans_reach_a_collector_before_the_process_ends() -> None:
+    bodies: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    code = (
+        "from adapter_bucket.traces import open_traces\n"
+        "open_traces('trainer', 'run').record('sync', 'run-v1', 1.0, 3.5, root=True)"
+    )
+    env = {
+        **os.environ, TRACES_ENV: "otlp", "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+    }  # fmt: skip
+    try:
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    request = ExportTraceServiceRequest.FromString(b"".join(bodies))
+    (span,) = request.resource_spans[0].scope_spans[0].spans
+    assert (span.name, span.trace_id.hex()) == ("sync", trace_id("run-v1"))
+    assert (span.span_id.hex(), span.parent_span_id) == (root_span_id("run-v1"), b"")
+    assert span.end_time_unix_nano - span.start_time_unix_nano == pytest.approx(2.5e9, abs=1e4)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adapter_bucket.errors import ConfigError, StoreUnavailable
-from trl_async_bucket.readiness import TOKEN_ENV
+from trl_async_bucket.server_access import TOKEN_ENV
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -8,7 +8,8 @@ import pytest
 from adapter_bucket.errors import ConfigError, StoreUnavailable
 from adapter_bucket.ready_policy import ANY
 from tests.unit.trl_async_bucket.models import StatusServer, status_server
-from trl_async_bucket.readiness import TOKEN_ENV, ReplicaClient, ReplicasRefused
+from trl_async_bucket.readiness import ReplicaClient, ReplicasRefused
+from trl_async_bucket.server_access import TOKEN_ENV
 
 REPLICA = {
     "replica_id": "r1",

@@ -25,25 +25,27 @@ MIN_INTERVAL_S = 0.2
 
 def top(store: Store, arguments: argparse.Namespace, console: Console) -> tuple[Any, bool]:
     """Show a run until Ctrl-C; one frame with ``--once``, ``--json``, or where no terminal is."""
-    run_id = arguments.run or _newest_running(store)
-    view = _View(store, run_id, arguments.proxy)
-    frame = view.read()
-    if arguments.json:
+    if arguments.json or arguments.once or not console.is_terminal:
+        frame = _View(store, arguments.run, arguments.proxy).read()
+        if not arguments.json:
+            console.print(_shown(frame))
         return frame, True
-    if arguments.once or not console.is_terminal:
-        console.print(_shown(frame))
-        return frame, True
-    with Live(_shown(frame), console=console, screen=True, auto_refresh=False) as live:
+    view: _View | None = None
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
+            try:
+                view = view or _View(store, arguments.run, arguments.proxy)
+                live.update(_shown(view.read()), refresh=True)
+            except NotPublished as error:  # people start this before the trainer
+                live.update(plain(f"waiting: {error}"), refresh=True)
             time.sleep(max(MIN_INTERVAL_S, arguments.interval))
-            live.update(_shown(view.read()), refresh=True)
 
 
 class _View:
     """Reads again and again; what cannot be read for a while stays, with the reason beside it."""
 
-    def __init__(self, store: Store, run_id: str, proxy: str | None) -> None:
-        self._run_id = run_id
+    def __init__(self, store: Store, run: str | None, proxy: str | None) -> None:
+        run_id = self._run_id = run or _newest_running(store)
         self._store = store
         self._reader = RunReader(store, run_id)
         self._heartbeats = HeartbeatReader(store, run_id)

@@ -77,6 +77,8 @@ def set_up_logs(part: str, *, whole_process: bool = False, **fields: str) -> boo
     """
     if not wants_json():
         return False
+    if part == "trainer" and "RANK" in os.environ:  # torchrun's and accelerate's
+        fields["rank"] = os.environ["RANK"]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(part=part, **fields))
     for name in ("",) if whole_process else PACKAGES:

@@ -92,6 +92,17 @@ def test_set_up_twice_writes_each_line_once(
     assert json.loads(text)["replica"] == "r-1"
 
 
+@pytest.mark.usefixtures("restored_loggers")
+def test_the_lines_of_a_trainers_rank_say_which(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(LOG_ENV, "json")
+    monkeypatch.setenv("RANK", "3")
+    set_up_logs("trainer", run="r")
+    logging.getLogger("trl_async_bucket.ranks").error("it failed")
+    assert json.loads(capsys.readouterr().err)["rank"] == "3"
+
+
 def test_an_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LOG_ENV, "xml")
     with pytest.raises(ConfigError, match="BUCKET_LORA_LOG is 'xml'; use json"):

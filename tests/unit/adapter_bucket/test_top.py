@@ -178,6 +178,26 @@ def test_the_view_is_live_in_a_terminal(url: str) -> None:
         os.close(main_end)
 
 
+def test_in_a_terminal_it_waits_for_a_run_to_begin(tmp_path: Path) -> None:
+    bucket = (tmp_path / "bucket").as_uri()
+    store = FileStore.open(bucket)
+    main_end, terminal = pty.openpty()
+    command = [sys.executable, "-m", "adapter_bucket.cli", "top", bucket, "--interval", "0.2"]
+    child = subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "50"},
+    )  # fmt: skip
+    os.close(terminal)
+    try:
+        _read_until(main_end, r"waiting: no run in")
+        RunWriter.claim(store, "run-late", base_model=BASE, window=2, writer_id="w")
+        _read_until(main_end, r"run-late  running")
+    finally:
+        child.kill()
+        child.wait()
+        os.close(main_end)
+
+
 def _read_until(descriptor: int, pattern: str) -> None:
     seen, deadline = "", time.monotonic() + 30
     while not re.search(pattern, seen):

@@ -19,6 +19,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_bucket_lora import copies
+from vllm_bucket_lora.layouts import PIECE, Layout, Piece
+
 logger = logging.getLogger(__name__)
 
 _STAGE = "_bucket_lora_stage"
@@ -63,6 +66,9 @@ class Stage:
         """When the loop's last copy from here is done."""
         self._areas: list[Any] = []
         self._proven = False
+        self._copies: tuple[Layout, copies.Copies] | None = None
+        self._missed: Layout | None = None
+        """Layout of the last piece that came without recorded copies."""
         self.holds: int | None = None
         """Number of the adapter that is staged."""
         with self._on_stream():  # memory of the loop's own stream may still be in use there
@@ -88,10 +94,16 @@ class Stage:
             if self._stream is not None and self._read is not None:
                 self._stream.wait_event(self._read)
             self._torch._foreach_zero_(self._areas)
-            for name, part in self._parts.items():
-                weights = manager._get_lora_layer_weights(lora, name)
-                if weights:
-                    part.shadow.set_lora(0, weights.lora_a, weights.lora_b)
+            piece = getattr(lora, PIECE, None)
+            if piece is None or not self._copy(piece):
+                self._set(manager, lora)
+            if piece is not None and self._is_worth_recording(piece.layout):
+                try:
+                    self._record(manager, lora, piece)
+                except self._torch.OutOfMemoryError:
+                    logger.warning("adapters are staged in parts: no device memory for one more")
+                    self._torch._foreach_zero_(self._areas)
+                    self._set(manager, lora)
         if self._stream is not None:
             self._stream.synchronize()
         self.holds = lora.id
@@ -121,6 +133,43 @@ class Stage:
             manager.deactivate_adapter(number)  # else the next request would take it as it is
             raise
         return activated
+
+    def _set(self, manager: Any, lora: Any) -> None:
+        for name, part in self._parts.items():
+            weights = manager._get_lora_layer_weights(lora, name)
+            if weights:
+                part.shadow.set_lora(0, weights.lora_a, weights.lora_b)
+
+    def _copy(self, piece: Piece) -> bool:
+        """Stage a piece of a layout whose copies are recorded."""
+        if self._copies is None or self._copies[0] is not piece.layout:
+            return False
+        self._copies[1].make(piece.data)
+        return True
+
+    def _is_worth_recording(self, layout: Layout) -> bool:
+        """Not for a layout that takes turns with the recorded one: there is room for one."""
+        if self._copies is not None and self._copies[0] is layout:
+            self._missed = None
+            return False
+        again, self._missed = self._missed is layout, layout
+        return self._copies is None or again
+
+    def _record(self, manager: Any, lora: Any, piece: Piece) -> None:
+        """Record the copies of a staged adapter, and prove them on it."""
+        self._copies = None
+        wanted = [image.clone() for image in self._images]
+        found = copies.record(lambda: self._set(manager, lora), piece.data, manager.device)
+        if found is not None:
+            self._torch._foreach_zero_(self._areas)
+            found.make(piece.data)
+            if all(map(self._torch.equal, wanted, self._images)):
+                self._copies = (piece.layout, found)
+                logger.info("adapters of this layout are staged in one piece from now on")
+                return
+            logger.error("copies in one piece differ from vLLM's: adapters are staged in parts")
+            self._torch._foreach_zero_(self._areas)
+            self._set(manager, lora)
 
     def _complete(self, slot: int) -> None:
         """Copy into the slot; or, for the first adapters, compare with what vLLM put there."""

@@ -24,6 +24,7 @@ from adapter_bucket.json_logs import set_up_logs
 from adapter_bucket.stores import open_store
 from vllm_bucket_lora import cpu_kernels, staging
 from vllm_bucket_lora.config import SESSION_ENV, URL_ENV
+from vllm_bucket_lora.layouts import PIECE, Layouts
 from vllm_bucket_lora.remote import OwnCopies, is_elsewhere, is_ours
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,11 @@ SHARES = "bucket_lora_shares"
 _MAX_PREPARED = 4
 """Adapters kept between reading and loading; more are leftovers of loads that never came."""
 
+_FILES = "bucket_lora_files"
+"""Attribute of an adapter that vLLM read: the directory of its files."""
+
 _prepared: dict[int, Future[Any]] = {}
+_layouts = Layouts()
 # One thread for ever: each new thread that uses torch would start a pool of threads of its own.
 _thread = ThreadPoolExecutor(1, thread_name_prefix="bucket-lora-prepare")
 
@@ -137,7 +142,14 @@ def read_adapter(
         path = copies.path(request.lora_name)
         names[request.lora_int_id] = request.lora_name
         request = msgspec.structs.replace(request, lora_path=str(path))
+    if ours:
+        pin = manager.device.type == "cuda"
+        known = _layouts.read(request.lora_int_id, Path(request.lora_path), pin=pin)
+        if known is not None:
+            return known
     lora = original(manager, request)
+    if ours:
+        setattr(lora, _FILES, Path(request.lora_path))
     if ours and get_pp_group().world_size == 1:  # else this worker has some layers only
         check_modules(lora.loras, manager._adapter_manager)
     return lora
@@ -156,7 +168,10 @@ def build(manager: Any, read: Any, name: str, number: int, path: str) -> Any:
         torch.cuda.set_device(manager.device)  # else pinning memory opens a context on device 0
     lora = read(manager, LoRARequest(lora_name=name, lora_int_id=number, lora_path=path))
     if not manager._adapter_manager._is_moe:
-        manager._adapter_manager._create_merged_loras_inplace(lora)
+        if not hasattr(lora, PIECE):
+            manager._adapter_manager._create_merged_loras_inplace(lora)
+            if hasattr(lora, _FILES):
+                _layouts.learn(getattr(lora, _FILES), lora)
         staging.stage(manager._adapter_manager, lora)
     return lora
 

@@ -87,6 +87,8 @@ def test_a_hundred_swaps_under_load(
     log = server.log.read_text()
     assert "staged adapters are what vLLM loads" in log
     assert "staging is off" not in log
+    assert "adapters of this layout are read in one piece from now on" in log
+    assert "adapters of this layout are staged in one piece from now on" in log
 
 
 def _write(folder: Path, made: MadeAdapter) -> Path:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import requests
 
@@ -20,6 +21,13 @@ WINDOW = 6
 
 DIFFERENT = 3
 """How many different adapters are made; versions take them in turn."""
+
+
+class Contender(Protocol):
+    """A way of bringing a new version to a server."""
+
+    def swap(self) -> str:
+        """Returns the name of the new version once requests may name it."""
 
 
 class Adapters:
@@ -90,6 +98,8 @@ class Bucket:
         self._versions = itertools.count(1)
         self.newest = 0
         """Which of the adapters the newest version has."""
+        self.ready: deque[str] = deque(maxlen=WINDOW)
+        """Names of the versions that the server keeps, the newest last."""
 
     def swap(self) -> str:
         """Returns the name of the new version once requests may name it."""
@@ -111,7 +121,24 @@ class Bucket:
         about = ReplicaStatus.model_validate_json(answer.content).adapter
         if about is None or about.state.value != "ready":
             raise RuntimeError(f"{name} is not ready: {about}")
+        self.ready.append(name)
         return name
+
+
+class Mix:
+    """No load: names another version that is ready, in turn.
+
+    Requests in flight keep their versions, so a batch holds several adapters after a swap, which
+    costs the engine something by itself. This shows that share.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._turns = itertools.count()
+
+    def swap(self) -> str:
+        """Returns the name of another version."""
+        return self._bucket.ready[next(self._turns) % len(self._bucket.ready)]
 
 
 class Push:
@@ -121,30 +148,28 @@ class Push:
     a pause, TRL saves while the server is paused; here the pause is as short as it can be.
     """
 
-    def __init__(self, url: str, adapters: Adapters, *, pause: bool) -> None:
+    def __init__(self, url: str, adapters: Adapters) -> None:
         self._url = url
         self._adapters = adapters
-        self._pause = pause
+        self.pause = False
+        """Whether requests stand still meanwhile, as with TRL."""
         self._versions = itertools.count(1)
         self.newest = 0
         """Which of the adapters the newest version has."""
-        self._prefix = f"push{'-paused' if pause else ''}-v"
 
     def swap(self) -> str:
         """Returns the name of the new version once requests may name it."""
         version = next(self._versions)
-        name = f"{self._prefix}{version}"
-        if self._pause:
+        name = f"push-v{version}"
+        if self.pause:
             self._post("/pause?mode=keep")
         self.newest = version % DIFFERENT
         path = str(self._adapters.folders[self.newest])
         self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
-        if self._pause:
+        if self.pause:
             self._post("/resume")
         if version > WINDOW:
-            self._post(
-                "/v1/unload_lora_adapter", {"lora_name": f"{self._prefix}{version - WINDOW}"}
-            )
+            self._post("/v1/unload_lora_adapter", {"lora_name": f"push-v{version - WINDOW}"})
         return name
 
     def _post(self, path: str, body: Any = None) -> None:

@@ -84,16 +84,18 @@ class Load:
 
     async def _worker(self, session: aiohttp.ClientSession, *, stream: bool) -> None:
         await self._started.wait()
-        # The first answers have random lengths, so that the requests do not run in step.
-        tokens = self._random.randrange(1, self._options.tokens + 1)
         while True:
+            # Random lengths, or requests that end together start together ever after, and many
+            # prompts in one step make it long.
+            tokens = self._random.randrange(
+                self._options.tokens // 2, self._options.tokens * 3 // 2
+            )
             try:
                 await self._request(session, tokens, stream=stream)
                 self.tally.finished += 1
             except (aiohttp.ClientError, RuntimeError) as error:
                 self.tally.errors.append(str(error)[:300])
                 await asyncio.sleep(0.2)
-            tokens = self._options.tokens
 
     async def _request(self, session: aiohttp.ClientSession, tokens: int, *, stream: bool) -> None:
         prompt = [self._random.randrange(5, 255) for _ in range(self._options.prompt)]
@@ -128,7 +130,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, required=True)
     parser.add_argument("--streams", type=int, required=True, help="how many of them stream")
     parser.add_argument("--prompt", type=int, required=True, help="tokens")
-    parser.add_argument("--tokens", type=int, required=True, help="tokens of an answer")
+    parser.add_argument("--tokens", type=int, required=True, help="of an answer, on average")
     asyncio.run(Load(parser.parse_args()).run())
 
 

@@ -37,14 +37,25 @@ def finish(name: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]],
     machine = environment()
     print(f"\n{machine['gpu'] or machine['processor']}, {machine['cores']} cores; ", end="")
     print(", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v))
+    print_table(columns, rows)
+    print(f"written to {write(name, rows, out)}", flush=True)
+
+
+def write(name: str, rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
+    """Write the rows, with the machine, to ``<out>/<name>.json``; returns the path."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name}.json"
+    content = {"environment": environment(), "rows": list(rows)}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the rows as Markdown."""
     print("| " + " | ".join(columns) + " |")
     print("|" + "---|" * len(columns))
     for row in rows:
         print("| " + " | ".join(_cell(row.get(column)) for column in columns) + " |")
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{name}.json"
-    path.write_text(json.dumps({"environment": machine, "rows": list(rows)}, indent=1) + "\n")
-    print(f"written to {path}", flush=True)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -65,6 +76,9 @@ def _cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    if isinstance(value, tuple):  # a mean and its interval
+        mean, low, high = map(_cell, value)
+        return f"{mean} ({low} to {high})"
     return str(value)
 
 

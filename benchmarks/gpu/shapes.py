@@ -87,7 +87,7 @@ def lora_model(shape: str, rank: int, device: str) -> Any:
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.requires_grad:
-                real = torch.randn(parameter.shape, device=device) * 0.02
+                real = torch.randn(parameter.shape, device=device) * 0.1
                 setattr(module, name, torch.nn.Parameter(real))
     return model
 

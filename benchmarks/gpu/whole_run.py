@@ -1,12 +1,12 @@
 """A whole GRPO run: how long does each weight sync keep the optimizer, and what comes out?
 
     python -m benchmarks.gpu.whole_run [--tiny] [--ranks 16,64] [--ways bucket,trl,nccl]
-                                       [--gpus 1|2] [--steps 40]
+                                       [--gpus 1,2] [--steps 40]
 
 Trainer and one replica, on one GPU or on one each. The base model has the layers of Qwen2.5-0.5B
 and is warmed up here. Ways: ``bucket`` is this package; ``trl`` is TRL's adapter sync (pause, save,
 load, resume); ``nccl`` is TRL's merged sync, for which NCCL needs two GPUs. Everything else is the
-same for all. The server that waits for its turn is idle.
+same for all. Servers that wait for their turn are idle. Rows are written as runs end.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a small model, on the CPU")
     parser.add_argument("--ranks", help="default 16,64; --tiny: 8")
     parser.add_argument("--ways", default="bucket,trl,nccl")
-    parser.add_argument("--gpus", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--gpus", default="1", help="for trainer and replica: 1, 2, or 1,2")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this")
+    parser.add_argument("--run-seconds", type=float, default=1e9, help="end a run after this")
     parser.add_argument("--name", default="whole_run", help="of the JSON file")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/gpu/results"))
     parser.add_argument("--vllm-flag", action="append", default=[], help="more of them")
@@ -85,6 +86,7 @@ def main() -> None:
     options.ranks = [
         int(r) for r in (options.ranks or ("8" if options.tiny else "16,64")).split(",")
     ]
+    options.gpus = [int(gpus) for gpus in options.gpus.split(",")]
     options.steps = options.steps or (6 if options.tiny else 40)
     options.answer_chars = 12 if options.tiny else 96
     rows = run_all(options)
@@ -92,8 +94,7 @@ def main() -> None:
 
 
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per way and rank."""
-    ways = options.ways.split(",")
+    """One row per rank, number of GPUs and way."""
     deadline = time.monotonic() + options.seconds
     rows = []
     with (
@@ -108,29 +109,38 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
             steps=120 if options.tiny else 150,
             device="cpu" if options.tiny else "cuda",
         )
-        (work / "bucket").mkdir()
-        servers = {way: _serve(processes, way, work, options) for way in ways}
+        servers = {
+            (gpus, way): _serve(processes, way, gpus, work, options)
+            for gpus in options.gpus
+            for way in options.ways.split(",")
+            if way != "nccl" or gpus > 1
+        }
         replica.wait_healthy(processes, list(servers.values()))
         print("servers are healthy", flush=True)
         for rank in options.ranks:
-            for way, server in servers.items():
+            for (gpus, way), server in servers.items():
                 if time.monotonic() > deadline or (way == "nccl" and rank != options.ranks[0]):
                     continue
-                row = _train(processes, way, rank, server, work, options)
+                row = _train(processes, way, rank, gpus, server, work, options)
                 print(json.dumps({**row, "per step": None}), flush=True)
                 rows.append(row)
+                report.write(options.name, rows, options.out)
     return rows
 
 
-def _serve(processes: Processes, way: str, work: Path, options: argparse.Namespace) -> Any:
+def _serve(
+    processes: Processes, way: str, gpus: int, work: Path, options: argparse.Namespace
+) -> Any:
     lora = () if way == "nccl" else (f"--max-loras={2 * (MAX_STALENESS + 2)}",)
     nccl = ("--weight-transfer-config", '{"backend":"nccl"}') if way == "nccl" else ()
-    env = {"VLLM_HOST_IP": "127.0.0.1", "CUDA_VISIBLE_DEVICES": str(options.gpus - 1)}
+    env = {"VLLM_HOST_IP": "127.0.0.1", "CUDA_VISIBLE_DEVICES": str(gpus - 1)}
     if way == "bucket":  # it needs neither switch
         env |= {"VLLM_SERVER_DEV_MODE": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}
+    bucket = work / f"bucket-{gpus}"
+    bucket.mkdir(exist_ok=True)
     return replica.start(
-        processes, f"server-{way}", work / "model",
-        bucket=work / "bucket" if way == "bucket" else None,
+        processes, f"server-{way}-{gpus}", work / "model",
+        bucket=bucket if way == "bucket" else None,
         max_lora_rank=None if way == "nccl" else max(options.ranks),
         flags=(
             *(replica.CPU_FLAGS if options.tiny else GPU_FLAGS), *lora, *nccl, *options.vllm_flag,
@@ -140,13 +150,15 @@ def _serve(processes: Processes, way: str, work: Path, options: argparse.Namespa
 
 
 def _train(
-    processes: Processes, way: str, rank: int, server: Any, work: Path, options: argparse.Namespace
-) -> dict[str, Any]:
-    name = f"{way}-rank{rank}"
+    processes: Processes, way: str, rank: int, gpus: int, server: Any, work: Path,
+    options: argparse.Namespace,
+) -> dict[str, Any]:  # fmt: skip
+    name = f"{way}-rank{rank}-{gpus}"
     out = work / name
     command = [
         sys.executable, "-m", "benchmarks.gpu.trainer", f"--way={way}",
-        f"--model={work / 'model'}", f"--server={server.url}", f"--bucket=file://{work / 'bucket'}",
+        f"--model={work / 'model'}", f"--server={server.url}",
+        f"--bucket=file://{work / f'bucket-{gpus}'}",
         f"--run-id={name}", f"--rank={rank}", f"--steps={options.steps}",
         f"--answer-chars={options.answer_chars}", f"--out={out}",
     ]  # fmt: skip
@@ -156,15 +168,26 @@ def _train(
     rate = TokenRate(server)
     rate.start()
     child = processes.start(f"trainer-{name}", command, env=env)
-    child.process.wait()
-    rate.stop()
-    row: dict[str, Any] = {"way": way, "rank": rank, "GPUs": options.gpus}
     path = out / "metrics.jsonl"
-    steps = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    steps = [step for step in steps if "reward" in step]
-    if child.process.returncode or len(steps) <= SKIP:
+    until = time.monotonic() + options.run_seconds
+    while child.process.poll() is None and len(_steps(path)) < options.steps:
+        time.sleep(0.2)
+        if time.monotonic() > until:
+            break
+    rate.stop()
+    ended_early = child.process.poll()
+    child.kill()  # what it would still do is to wait for rollouts that nobody needs
+    steps = _steps(path)
+    row: dict[str, Any] = {"way": way, "rank": rank, "GPUs": gpus}
+    if ended_early or len(steps) <= SKIP:
         return {**row, "why not": _last_error(child.log_path)}
     return {**row, **figures(steps, rate), "per step": [_kept(step) for step in steps]}
+
+
+def _steps(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    steps = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [step for step in steps if "reward" in step]
 
 
 def figures(steps: list[dict[str, Any]], rate: TokenRate) -> dict[str, Any]:

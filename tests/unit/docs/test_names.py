@@ -1,0 +1,53 @@
+"""Names of settings and metrics in the pages are names in the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from tests.unit.docs.conftest import ROOT
+from trl_async_bucket.config import BucketSyncFields
+
+CODE = "\n".join(
+    path.read_text(encoding="utf-8")
+    for package in ("adapter_bucket", "trl_async_bucket", "vllm_bucket_lora", "proxy")
+    for path in (ROOT / package).rglob("*.py")
+)
+PAGES = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+}
+
+
+def named(pattern: str) -> set[tuple[str, str]]:
+    """Matches of the pattern in the pages, each with a page that has it."""
+    return {(name, page) for page, text in PAGES.items() for name in re.findall(pattern, text)}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\bBUCKET_LORA_[A-Z_]+[A-Z]\b",  # environment
+        r"`(bucket/[a-z_]+)`",  # the trainer's metrics
+        r"`(?:bucket_lora_proxy_)(?!run_)([a-z_]{4,})`",  # the proxy's, which adds the prefix
+        r"`(bucket_lora_(?!proxy)[a-z_]+?)(?:_total)?`",  # the plugin's
+    ],
+)
+def test_names_in_the_pages_are_in_the_code(pattern: str) -> None:
+    found = named(pattern)
+    assert found
+    unknown = [(name, page) for name, page in found if name not in CODE]
+    assert not unknown, f"no code knows these names: {sorted(unknown)}"
+
+
+def test_fields_of_the_trainers_in_the_pages_exist() -> None:
+    known = {field.name for field in dataclasses.fields(BucketSyncFields)}
+    # Others that begin alike: the proxy's, and the plugin's package and metrics.
+    found = {(name, page) for name, page in named(r"`(bucket_[a-z_]+)`")
+             if not name.startswith("bucket_lora")}  # fmt: skip
+    unknown = [(name, page) for name, page in found if name not in known]
+    assert not unknown, f"not a field: {sorted(unknown)}"
+    undocumented = known - {name for name, _ in named(r"\b(bucket_[a-z_]+|weight_sync)\b")}
+    assert not undocumented

@@ -18,7 +18,8 @@ import itertools
 import json
 import logging
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ PIECE = "bucket_lora_piece"
 
 _KEPT = 4
 """Layouts remembered; a server follows few runs at a time."""
+
+_TRIES = 3
+"""Adapters of one layout that may teach nothing. One is usual: the one before the first step."""
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
@@ -86,6 +90,7 @@ class Layouts:
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], Layout] = {}
+        self._failed: Counter[tuple[bytes, bytes]] = Counter()
 
     def read(self, number: int, folder: Path, *, pin: bool) -> Any:
         """An adapter as vLLM would have it after merging, or ``None`` if its layout is new.
@@ -110,8 +115,11 @@ class Layouts:
         """
         key = _key(folder)
         if key not in self._known:
+            if self._failed[key] == _TRIES:
+                return False
             layout = _learn(key, folder / WEIGHTS_FILE, lora)
             if layout is None:
+                self._failed[key] += 1
                 return False
             logger.info("adapters of this layout are read in one piece from now on")
             self._known[key] = layout
@@ -162,7 +170,7 @@ def _learn(key: tuple[bytes, bytes], path: Path, lora: Any) -> Layout | None:
         places.append(place)
     if found:
         return None
-    return Layout(**{**layout.__dict__, "places": tuple(places), "scaled": tuple(scaled)})
+    return replace(layout, places=tuple(places), scaled=tuple(scaled))
 
 
 def _contents(lora: Any) -> dict[Any, Place | None]:

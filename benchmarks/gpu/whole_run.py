@@ -220,7 +220,7 @@ def _kept(step: dict[str, Any]) -> dict[str, float]:
     names = (
         "perf/weight_sync_s", "perf/step_s", "perf/fwd_bwd_s", "perf/rollout_wait_s", "reward",
         "ratio", "bucket/snapshot_s", "bucket/wait_s", "bucket/ready_s", "bucket/lag",
-        "perf/weight_sync_pause_s", "perf/weight_sync_transfer_s",
+        "perf/weight_sync_pause_s", "perf/weight_sync_transfer_s", "sample/dropped_stale_total",
     )  # fmt: skip
     return {name: round(step[name], 5) for name in names if isinstance(step.get(name), float)}
 

@@ -99,6 +99,14 @@ def test_zeros_teach_nothing_and_the_next_adapter_does(tmp_path: Path) -> None:
     assert not tensors_of(again)["model.layers.0.mlp.down_proj", "lora_b", 0].any()
 
 
+def test_a_layout_that_teaches_nothing_is_not_tried_for_ever(tmp_path: Path) -> None:
+    layouts = Layouts()
+    untrained, trained = write(tmp_path / "0", 0), write(tmp_path / "1", 1)
+    for _ in range(3):
+        assert not layouts.learn(untrained, by_vllm(untrained))
+    assert not layouts.learn(trained, by_vllm(trained))
+
+
 def test_an_adapter_that_vllm_changed_teaches_nothing(tmp_path: Path) -> None:
     folder = write(tmp_path / "1", 1)
     lora = by_vllm(folder)

@@ -1,56 +1,38 @@
 """Two real processes under each kind of parallelism: what reaches the bucket is what PEFT saves.
 
-All over gloo on CPUs.
+All over gloo on CPUs, with the real DeepSpeed and bitsandbytes.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-WORKER = ["-m", "tests.integration.parallel.worker"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-FSDP2 = [
-    sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0",
-    "--config_file", str(HERE / "fsdp2.yaml"),
-]  # fmt: skip
+from tests.integration.parallel.conftest import Runs
+from tests.integration.parallel.setups import SETUPS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 LINEAR_LAYERS = 14
 """Two decoder layers of seven; each has two factors."""
 
-pytestmark = pytest.mark.slow
+STATUS = {"allreduce_": 1}
+"""What ``all_ranks`` costs."""
+
+GATHERED = {"gather_": 1, **STATUS}
+
+MODELS = {
+    "ddp": "DistributedDataParallel",
+    "fsdp2": "FSDPPeftModel",
+    "zero2": "DeepSpeedEngine",
+    "zero3": "DeepSpeedEngine",
+}
 
 
-def launch(launcher: Sequence[str], out: Path, *arguments: str) -> dict[str, Any]:
-    """Run the worker on two ranks; what its rank 0 reports."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    done = subprocess.run(
-        [*launcher, *WORKER, "--out", str(out), *arguments],
-        env=environment, cwd=ROOT, text=True, capture_output=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-5000:]
-    report: dict[str, Any] = json.loads((out / "report.json").read_text())
-    return report
-
-
-def check_bytes(report: dict[str, Any]) -> None:
-    for step in report["steps"]:
+@pytest.mark.parametrize("name", SETUPS)
+def test_each_version_is_what_peft_saves_of_that_step(runs: Runs, name: str) -> None:
+    for step in runs.report(name)["steps"]:
         assert step == {
             "tensors": 2 * LINEAR_LAYERS,
             "same_names": True,
@@ -59,38 +41,37 @@ def check_bytes(report: dict[str, Any]) -> None:
         }
 
 
-def collectives(report: dict[str, Any]) -> dict[str, int]:
-    """Of one sync; the first one shares the dtype, too."""
-    first, *later = report["collectives"]
-    assert first["broadcast_"] == 2
-    assert later == [later[0]] * len(later)
-    found: dict[str, int] = later[0]
-    return found
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_sync_gathers_once_at_most(runs: Runs, name: str) -> None:
+    first, *later = runs.report(name)["collectives"]
+    assert first["broadcast_"] == 2  # the dtype, once
+    sharded = SETUPS[name].fsdp or SETUPS[name].zero == 3
+    assert later == [GATHERED if sharded else STATUS] * len(later)
 
 
-STATUS = {"allreduce_": 1}
-"""What ``all_ranks`` costs."""
-
-GATHERED = {"gather_": 1, **STATUS}
-
-
-def test_ddp(tmp_path: Path) -> None:
-    report = launch(TORCHRUN, tmp_path)
-    assert report["model"] == "DistributedDataParallel"
-    check_bytes(report)
-    assert collectives(report) == STATUS
+@pytest.mark.parametrize("name", [name for name in SETUPS if SETUPS[name].quantise is None])
+def test_a_probe_is_what_one_process_computes_with_these_weights(runs: Runs, name: str) -> None:
+    assert runs.report(name)["probe_difference"] < 1e-4
 
 
-def test_fsdp2_gathers_once_for_each_version(tmp_path: Path) -> None:
-    report = launch(FSDP2, tmp_path, "--lora-rank", "3")  # does not divide by two ranks
-    assert report["model"] == "FSDPPeftModel"
-    assert not report["offload"]
-    check_bytes(report)
-    assert collectives(report) == GATHERED
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_setup_is_what_its_name_says(runs: Runs, name: str) -> None:
+    setup, report = SETUPS[name], runs.report(name)
+    assert report["model"] == MODELS[name.removeprefix("qlora-").partition("-")[0]]
+    base = report["base"]
+    assert base["elements"] == elements_of_a_base_weight(name)
+    assert base["dtype"] == f"torch.{setup.quantise or 'float32'}"
 
 
-def test_fsdp2_with_cpu_offload(tmp_path: Path) -> None:
-    report = launch([*FSDP2, "--fsdp_offload_params", "true"], tmp_path)
-    assert report["offload"]
-    check_bytes(report)
-    assert collectives(report) == GATHERED
+def elements_of_a_base_weight(name: str) -> Any:
+    """On one of two ranks."""
+    setup = SETUPS[name]
+    whole = 135 * 63
+    if setup.quantise:  # two 4-bit weights in a byte, eight in a float
+        whole = 136 * 64 // (2 if setup.quantise == "uint8" else 8)
+    if setup.zero == 3:
+        return -(-whole // 2)
+    # accelerate leaves bytes whole on every rank; FSDP2 cuts rows.
+    if not setup.fsdp or setup.quantise == "uint8":
+        return whole
+    return whole // 2 if setup.quantise else 68 * 63

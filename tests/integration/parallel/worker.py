@@ -1,28 +1,45 @@
-"""One rank of a real ``transformers.Trainer`` run over a real bucket, beside PEFT's own files.
+"""One of two ranks of real ``transformers.Trainer`` runs, beside PEFT's own files.
 
-Started by ``accelerate launch`` or ``torchrun``; see ``test_parallel.py``. Each step's adapter is
-published by ``BucketSyncCallback`` and then saved the usual way (``trainer.save_model``). At the
-end rank 0 compares the two, file by file, and writes what it found.
+``python -m tests.integration.parallel.worker --out DIR NAME …`` with ``RANK`` set, once for each
+rank, over gloo on CPUs. It imports once, then forks a child for each name: a setup whose every
+adapter is compared with what PEFT saves, or a way for the bucket to fail (``failing``). What rank 0
+found is in ``DIR/NAME/report.json``, what a rank said in ``DIR/NAME/rank-N.log``.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from tests.integration.parallel import failing
+from tests.integration.parallel.probing import ProbeOnce, difference_to_one_process
+from tests.integration.parallel.setups import (
+    SETUPS,
+    Setup,
+    environment,
+    load_base,
+    make_accelerate_shard_on_cpu,
+    offload,
+    save_base,
+    trainer_arguments,
+)
 from trl_async_bucket.callback import BucketSyncCallback
 
 STEPS = 3
 RUN_ID = "parallel"
+GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class CollectiveCounter(TorchDispatchMode):  # type: ignore[misc]
@@ -65,88 +82,89 @@ class SaveEachStep(TrainerCallback):  # type: ignore[misc]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--lora-rank", type=int, default=3)
+    parser.add_argument("names", nargs="+")
     options = parser.parse_args()
-    trainer = make_trainer(options)
-    sync = CountedSync(options.out / "bucket")
+    for name in options.names:
+        child = os.fork()
+        if child == 0:
+            run_in_child(name, options.out / name)
+        os.waitpid(child, 0)
+
+
+def run_in_child(name: str, out: Path) -> None:
+    """One name, on this rank; never returns."""
+    rank = os.environ["RANK"]
+    out.mkdir(parents=True, exist_ok=True)
+    log = os.open(out / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    code = 1
+    try:
+        os.environ.update(LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        os.environ.update(environment(SETUPS[name]) if name in SETUPS else {})
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{out}/meeting",
+            rank=int(rank),
+            world_size=2,
+            timeout=GROUP_TIMEOUT,
+        )
+        report = train(SETUPS[name], out) if name in SETUPS else failing.train(name, out)
+        (out / f"report-{rank}.json").write_text(json.dumps(report))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def train(setup: Setup, out: Path) -> dict[str, Any]:
+    """Publish and save every step, then compare."""
+    trainer = make_trainer(setup, out)
+    sync = CountedSync(out / "bucket")
     trainer.add_callback(sync)
-    trainer.add_callback(SaveEachStep(trainer, options.out))
+    trainer.add_callback(SaveEachStep(trainer, out))
+    probing = ProbeOnce(trainer)
+    if setup.quantise is None:  # see probing.py
+        trainer.add_callback(probing)
     trainer.train()
-    if trainer.accelerator.is_main_process:
-        report = {
-            "offload": offloads(trainer),
-            "model": type(trainer.model_wrapped).__name__,
-            "collectives": sync.collectives,
-            "steps": [compare(options.out, step) for step in range(1, STEPS + 1)],
-        }
-        (options.out / "report.json").write_text(json.dumps(report))
-    torch.distributed.destroy_process_group()
+    if not trainer.accelerator.is_main_process:
+        return {}
+    report: dict[str, Any] = {
+        "model": type(trainer.model_wrapped).__name__,
+        "collectives": sync.collectives,
+        "steps": [compare(out, step) for step in range(1, STEPS + 1)],
+        "base": base_weights(trainer.model),
+    }
+    if probing.probe is not None:
+        report["probe_difference"] = difference_to_one_process(probing.probe, setup, out)
+    return report
 
 
-def make_trainer(options: argparse.Namespace) -> Any:
-    from peft import LoraConfig, get_peft_model
-    from torch.distributed.fsdp import CPUOffloadPolicy
-    from transformers import Trainer, TrainingArguments
-
-    make_accelerate_shard_on_cpu()
+def make_trainer(setup: Setup, out: Path) -> Any:
+    make_accelerate_shard_on_cpu(setup)
     args = TrainingArguments(
-        output_dir=str(options.out / "trainer"),
-        accelerator_config={"use_configured_state": True},
+        output_dir=str(out / "trainer"),
         max_steps=STEPS,
         per_device_train_batch_size=2,
         learning_rate=1e-2,
-        use_cpu=True,
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
-        ddp_find_unused_parameters=False,
-        ddp_timeout=60,
         seed=0,
+        **trainer_arguments(setup),
     )
-    lora = LoraConfig(r=options.lora_rank, target_modules="all-linear")
-    model = get_peft_model(base_model(), lora)
+    if torch.distributed.get_rank() == 0:
+        save_base(setup, out / "base")
+    torch.distributed.barrier()
+    lora = LoraConfig(r=setup.lora_rank, target_modules="all-linear")
+    model = get_peft_model(load_base(setup, out / "base"), lora)
     trainer = Trainer(model=model, args=args, train_dataset=rows())
-    if offloads(trainer):
-        plugin = trainer.accelerator.state.fsdp_plugin
-        plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # pinning needs a GPU
+    if setup.offload:
+        offload(trainer)
     return trainer
-
-
-def offloads(trainer: Any) -> bool:
-    """Whether FSDP2 keeps parameters off the device between steps."""
-    from torch.distributed.fsdp import CPUOffloadPolicy
-
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    return isinstance(getattr(plugin, "cpu_offload", None), CPUOffloadPolicy)
-
-
-def make_accelerate_shard_on_cpu() -> None:
-    """Let accelerate 1.15 use FSDP2 over gloo, as the launcher's environment asks for.
-
-    Its list of what FSDP can run on lacks the CPU, though PyTorch's ``fully_shard`` runs there.
-    """
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
-
-    state = PartialState(cpu=True)
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    assert state.device.type == "cpu"
-
-
-def base_model() -> Any:
-    """A small Qwen2, no dimension of which divides by two ranks."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=320, hidden_size=63, intermediate_size=135, num_hidden_layers=2, head_dim=32,
-        num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=False,
-        name_or_path="tiny/base",
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -166,6 +184,14 @@ def compare(out: Path, step: int) -> dict[str, Any]:
         "differing": [n for n in peft if not torch.equal(ours[n], peft[n].to(torch.bfloat16))],
         "changed_b": sum(bool(ours[name].any()) for name in ours if ".lora_B." in name),
     }
+
+
+def base_weights(model: Any) -> dict[str, Any]:
+    """How a weight of the base model lies, to know that the setup is what its name says."""
+    weight = model.get_parameter("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
+    held = getattr(weight, "ds_tensor", weight)
+    local = held.to_local() if hasattr(held, "to_local") else held
+    return {"dtype": str(weight.dtype), "elements": local.numel()}
 
 
 if __name__ == "__main__":

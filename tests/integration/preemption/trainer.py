@@ -56,13 +56,17 @@ class BucketTrainer(TrainingRun, Trainer):  # type: ignore[misc]
     """Publishes its adapter after every step."""
 
     args: Config
+    publish_timeout_s = 60.0
 
     def __init__(self, model: Any, args: Config, **kwargs: Any) -> None:
         super().__init__(model, args, **kwargs)
         self._metrics: Any = {"train": defaultdict(list)}
         self._uses_bucket = True
         if self.is_world_process_zero():
-            settings = args.sync_settings(window=2, max_lag=10_000, server_url="", timeout_s=60)
+            timeout_s = self.publish_timeout_s
+            settings = args.sync_settings(
+                window=2, max_lag=10_000, server_url="", timeout_s=timeout_s
+            )
             self._bucket = BucketSync(model, "default", without_server(settings))
         self.add_callback(SyncCallback(self))
 
@@ -192,6 +196,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bucket", required=True)
     parser.add_argument("--run-id", default="run")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="base model; a tiny one of its own by default")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--save-steps", type=int, default=4)
     parser.add_argument("--resume")
@@ -201,6 +206,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--put-s", type=float, default=0.0, help="each upload is made this slow")
     parser.add_argument("--kill-at", action="append", default=[], help="<n>:<pattern>")
     return parser.parse_args()
+
+
+def peft_model(base: Path) -> Any:
+    """An adapter that a replica of this base model can serve."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"])
+    return get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
 
 
 def train(options: argparse.Namespace, out: Path) -> None:
@@ -223,7 +237,8 @@ def train(options: argparse.Namespace, out: Path) -> None:
         use_cpu=True,
         seed=0,
     )
-    trainer = BucketTrainer(tiny_peft_model(), config, train_dataset=Rows(options.row_s))
+    model = peft_model(options.model) if options.model else tiny_peft_model()
+    trainer = BucketTrainer(model, config, train_dataset=Rows(options.row_s))
     trainer.add_callback(Teller(trainer, options.step_s))
     trainer.train()
     weights = [p.detach() for name, p in trainer.model.named_parameters() if "lora_" in name]

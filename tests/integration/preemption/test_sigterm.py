@@ -82,17 +82,26 @@ def test_a_step_longer_than_the_grace_time_is_left_behind(bench: Bench) -> None:
     assert "no step boundary came in time" in trainer.tail()
 
 
-def test_ranks_stop_at_the_same_step_though_one_got_the_notice(bench: Bench) -> None:
+def test_ranks_stop_at_the_same_step_though_one_got_the_notice_and_go_on_together(
+    bench: Bench,
+) -> None:
     """Two processes with gloo; the notice goes to rank 1, the bucket is rank 0's."""
     ranks = start_ranks(bench, "both", "--save-steps", "1000", "--step-s", "0.1")
     ranks[0].until("step", 4)
     ranks[1].term()
     assert [rank.end()[0] for rank in ranks] == [143, 143], ranks[0].tail() + ranks[1].tail()
-    last = {rank.of("step")[-1]["step"] for rank in ranks}
-    assert len(last) == 1
+    (last,) = {rank.of("step")[-1]["step"] for rank in ranks}
     manifest = bench.manifest()
     assert manifest.state is RunState.INTERRUPTED
-    assert [entry.step for entry in manifest.checkpoints] == list(last)
+    assert [entry.step for entry in manifest.checkpoints] == [last]
+
+    again = start_ranks(bench, "again", "--save-steps", "1000", "--steps", str(last + 3))
+    assert [rank.end()[0] for rank in again] == [0, 0], again[0].tail() + again[1].tail()
+    assert again[0].of("began")[0] == {"began": last, "version": manifest.latest + 1, "epoch": 2}
+    for rank in again:  # DDP: the same batches, optimizer state and policy on both
+        assert [event["step"] for event in rank.of("step")] == [last + 1, last + 2, last + 3]
+        assert rank.of("finished") == again[0].of("finished")
+    assert bench.manifest().state is RunState.FINISHED
 
 
 def start_ranks(bench: Bench, name: str, *arguments: str) -> list[Trainer]:

@@ -33,8 +33,9 @@ bench: setup ## Run the benchmarks
 docs: setup ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build
 
-faults: setup ## Send 20,000 requests through a proxy whose replicas fail (4 minutes)
+faults: setup ## Every fault in every phase of a real run, and 20,000 requests through failing replicas (an hour)
 	@$(RUN) -m tests.faults.proxy_run $(FAULTS_ARGS)
+	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.matrix $(MATRIX_ARGS)
 
 trl-matrix: setup ## Run the trainers' tests with every supported TRL release
 	@TRL_RELEASES=1.14.2,1.15.0,1.16.0 $(RUN) -m pytest tests/integration/trainers/test_old_trl.py $(TEST_ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 import pytest
 
@@ -13,6 +14,9 @@ from tests.unit.docs.conftest import ROOT
 PAGE = ROOT / "docs" / "troubleshooting.md"
 MIN_LETTERS = 12
 """An entry may leave out the end of a text if it has this many letters of its own."""
+
+
+all_texts = cache(error_texts)
 
 
 def entries() -> list[str]:
@@ -30,7 +34,7 @@ def matches(entry: str, template: str) -> bool:
 
 def test_every_error_text_has_an_entry() -> None:
     known = entries()
-    texts = error_texts()
+    texts = all_texts()
     assert len(texts) > 300, "the texts are not found any more"
     missing = [
         f"{text.place}: {text.template}"
@@ -44,7 +48,7 @@ def test_every_error_text_has_an_entry() -> None:
 
 
 def test_no_entry_is_left_of_an_error_that_is_gone() -> None:
-    texts = [text.template for text in error_texts()]
+    texts = [text.template for text in all_texts()]
     not_ours = {"unrecognized arguments: --plugin=bucket-lora"}  # vLLM's own words
     stale = [
         entry

@@ -42,7 +42,8 @@ def main() -> int:
     if options.json is None:
         options.json = DOCS / "reliability.json"
         options.page = options.page or DOCS / "reliability.md"
-    results = Results.read(options.json)
+    everything = options.cells == "all" and not options.missing
+    results = Results() if everything else Results.read(options.json)
     cells = [c for c in choose(options.cells) if not (options.missing and results.has(c.key))]
     begun, good = time.monotonic(), True
     out = options.out or Path(tempfile.mkdtemp(prefix="fault-matrix-"))

@@ -7,6 +7,8 @@ from pathlib import Path
 from tests.faults.matrix.cells import FAULTS, all_cells, choose, may_stop
 from tests.faults.matrix.checker import Checks, check_forward, check_trained_once
 from tests.faults.matrix.recorder import Committed, Generation, Record, Seen, Trained
+from tests.faults.matrix.run import Result, RunOutcome
+from tests.faults.matrix.table import Results, written
 
 PROMPT = (1, 2)
 
@@ -117,3 +119,24 @@ def test_only_the_errors_that_a_fault_names_may_stop_a_trainer() -> None:
     died = "RuntimeError: Rollout worker child has failed; see chained exception."
     assert may_stop(faults["token/proxy"], died)
     assert not may_stop(faults["token/proxy"], "RuntimeError: CUDA error")
+
+
+def test_the_table_says_what_was_not_run_and_what_failed(tmp_path: Path) -> None:
+    results = Results()
+    good = Result("kill/trainer:load", "went on after restart", recovery_s=12.4)
+    bad = Result("kill/trainer:publish", "failed: latest went from 3 to 2")
+    checks = Checks(completions=10, recomputed=10)
+    results.add(RunOutcome([good, bad], checks), "run-1", machine="a machine")
+    results.write(tmp_path / "results.json")
+    results = Results.read(tmp_path / "results.json")
+    (row,) = (line for line in written(results).split("\n") if line.startswith("| kill: kill -9 |"))
+    assert [cell.strip() for cell in row.split("|")[3:-1]] == [
+        "not run yet",
+        "failed: latest went from 3 to 2",
+        "went on after restart, 12 s",
+        "not run yet",
+        "not run yet",
+    ]
+    assert "2 cells in 1 training runs, 1 failed" in written(results)
+    assert results.has(good.key)
+    assert not results.has(bad.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +25,16 @@ print(GRPOTrainer.__module__, AsyncGRPOTrainer.__module__, __name__, sys.argv[1:
 print(pickle.loads(pickle.dumps(reward)) is reward)
 """
 
+SAY_BY_RANK = """
+import os, sys
+sys.stdout = open("said-" + os.environ["RANK"], "w")
+"""
+
 
 def run(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "ignore", *command], cwd=tmp_path, capture_output=True, text=True,
-        timeout=150,
+        timeout=150, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
@@ -66,15 +72,24 @@ def test_an_import_that_comes_too_early_is_refused(tmp_path: Path) -> None:
     assert "GRPOTrainer was imported from TRL before" in done.stderr
 
 
-def test_a_yaml_config_may_name_the_fields(tmp_path: Path) -> None:
+def test_a_yaml_config_may_name_the_fields_on_every_rank_of_accelerates_launcher(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "run.yaml").write_text("bucket_url: s3://b/p\nbucket_ready: quorum:2\n")
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(SAY_BY_RANK + SCRIPT)
     done = run(
-        tmp_path, "-m", "trl_async_bucket", "run", "--weight-sync", "bucket", "train.py",
-        "--config", "run.yaml",
+        tmp_path, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+        "--main_process_port", "0", "-m", "trl_async_bucket", "run", "--weight-sync", "bucket",
+        "train.py", "--config", "run.yaml",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "GRPOConfig bucket s3://b/p True" in done.stdout
+    for rank in (0, 1):
+        said = (tmp_path / f"said-{rank}").read_text().splitlines()
+        assert said[:2] == [
+            "GRPOConfig bucket s3://b/p True",
+            "AsyncGRPOConfig bucket s3://b/p True",
+        ]
+        assert said[2].startswith("trl_async_bucket.grpo trl_async_bucket.async_grpo __main__")
 
 
 @pytest.mark.parametrize(

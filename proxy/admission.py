@@ -55,7 +55,7 @@ class Admission:
             if found := self._fleet.serving(model):
                 return found
         name = self._hoped_for(model)
-        self._metrics.waited.inc()
+        self._metrics.waited.add()
 
         def settled() -> bool:
             self._hoped_for(model)
@@ -67,7 +67,8 @@ class Admission:
                 if not await self._fleet.changed_until(settled, self._wait_s):
                     raise self._not_ready(name)
             finally:
-                self._metrics.adapter_wait.observe(asyncio.get_running_loop().time() - begun)
+                waited_s = asyncio.get_running_loop().time() - begun
+                self._metrics.phases.observe(waited_s, "adapter_wait")
         return self._fleet.serving(model)
 
     def _hoped_for(self, model: str | None) -> str:

@@ -103,9 +103,9 @@ class Generation:
         replica = choice.replica
         self._tried.append(replica)
         attempts_left = len(self._tried) < forwarder.config.max_attempts
-        others = attempts_left and any(one not in self._tried for one in found)
+        others = attempts_left and not set(found).issubset(self._tried)
         self._metrics.routed(choice.outcome, request.prompt.tokens, choice.matched_tokens)
-        self._metrics.sent_to(replica.url).inc()
+        self._metrics.attempts.add(replica.url)
         asked = time.perf_counter()
         exchange = replica.data.begin(
             b"POST",
@@ -212,12 +212,12 @@ class Generation:
 
     def _succeed(self, attempt: Attempt) -> None:
         attempt.replica.breaker.succeed()
-        self._metrics.first_byte.observe(attempt.headed - attempt.asked)
-        self._metrics.answer.observe(time.perf_counter() - attempt.headed)
+        self._metrics.phases.observe(attempt.headed - attempt.asked, "first_byte")
+        self._metrics.phases.observe(time.perf_counter() - attempt.headed, "answer")
         self._leave_replica()
 
     def _ask_another(self, cause: str) -> None:
-        self._metrics.retries.labels(cause).inc()
+        self._metrics.retries.add(cause)
         self._leave_replica()
         self._next_replica()
 
@@ -230,7 +230,7 @@ class Generation:
             attempt.replica.end(self._request.model)
 
     def _note(self, replica: Replica, error: UpstreamError) -> None:
-        self._metrics.retries.labels(type(error).__name__).inc()
+        self._metrics.retries.add(type(error).__name__)
         if not isinstance(error, AnswerTooLarge):
             replica.breaker.fail(asyncio.get_running_loop().time())
         if not isinstance(error, UpstreamTimeout | AnswerTooLarge):
@@ -246,7 +246,7 @@ class Generation:
     def client_gone(self) -> None:
         """The client left: stop, so that the replica stops too."""
         if not self._over:
-            self._metrics.disconnects.inc()
+            self._metrics.disconnects.add()
             self._end()
 
     def stop(self) -> None:
@@ -276,7 +276,7 @@ class Generation:
 
     def _finish(self, status: str) -> None:
         self._end()
-        self._metrics.status(status).inc()
+        self._metrics.requests.add(status)
         self._metrics.seconds.observe(time.perf_counter() - self._begun)
 
     def _abort(self) -> None:
@@ -285,7 +285,7 @@ class Generation:
 
     def _refuse(self, error: ApiError) -> None:
         self._end()
-        self._metrics.status(str(error.status)).inc()
+        self._metrics.requests.add(str(error.status))
         self._client.refuse(error)
 
     def _give_up(self) -> None:

@@ -48,10 +48,10 @@ def for_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 def is_event_stream(headers: Headers) -> bool:
     """Whether an answer comes in server-sent events. Names must be lower case."""
-    return any(
-        name == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in headers
-    )
+    for name, value in headers:
+        if name == b"content-type":
+            return value.startswith(b"text/event-stream")
+    return False
 
 
 def _kept(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import cache
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.replicas import Source
 from bucket_lora_proxy.runs import run_rows
+from bucket_lora_proxy.tallies import Tally, Timing
 
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
@@ -100,7 +93,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_FleetState(fleet))
         ProcessCollector(registry=self.registry)  # memory, CPU time, open files
-        count = self._counter
+        count = self._tally
         self.requests = count("requests", "Generations by final status", "status")
         self.attempts = count("replica_requests", "Generations sent, by replica", "replica")
         self.retries = count(
@@ -128,59 +121,36 @@ class Metrics:
             "Replicas that joined or left the fleet while the proxy ran",
             "change",
         )
-        self.seconds = self._histogram(
-            "request_seconds", "Time from a complete request to a complete answer"
+        self.seconds = Timing(
+            f"{_PREFIX}request_seconds",
+            "Time from a complete request to a complete answer",
+            _SECONDS,
         )
-        phases = self._histogram(
-            "phase_seconds",
+        self.phases = Timing(
+            f"{_PREFIX}phase_seconds",
             "Parts of that time: adapter_wait (of those that had to wait), first_byte (until the "
             "head of a replica's answer, 200 only), answer (from there to its end)",
-            "phase",
+            _SECONDS,
+            label="phase",
+            values=("adapter_wait", "first_byte", "answer"),
         )
-        self.adapter_wait = phases.labels("adapter_wait")
-        self.first_byte = phases.labels("first_byte")
-        self.answer = phases.labels("answer")
-        self.status = cache(self.requests.labels)  # to look a label up costs more than to count
-        self.sent_to = cache(self.attempts.labels)
-        self._outcome = cache(self.outcomes.labels)
+        self.registry.register(self.seconds)
+        self.registry.register(self.phases)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{_PREFIX}{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(f"{_PREFIX}{name}", text, labels, buckets=_SECONDS, registry=self.registry)
+    def _tally(self, name: str, text: str, label: str = "") -> Tally:
+        tally = Tally(f"{_PREFIX}{name}", text, label)
+        self.registry.register(tally)
+        return tally
 
     def routed(self, outcome: str, prompt_tokens: int, matched_tokens: int) -> None:
         """Count one decision."""
-        self._outcome(outcome).inc()
-        self.prompt_tokens.inc(prompt_tokens)
-        self.matched_tokens.inc(matched_tokens)
+        self.outcomes.add(outcome)
+        self.prompt_tokens.add(amount=prompt_tokens)
+        self.matched_tokens.add(amount=matched_tokens)
 
     def forget(self, replica: str) -> None:
         """Drop the counters of a replica that left: spot replicas never come back as they were."""
-        with suppress(KeyError):
-            self.attempts.remove(replica)
-        self.sent_to.cache_clear()
-
-    @staticmethod
-    def total(counter: Counter) -> float:
-        """Value of a counter, over all its labels."""
-        return sum(Metrics.by_label(counter).values())
-
-    @staticmethod
-    def by_label(counter: Counter) -> dict[str, float]:
-        """Values of a counter by its (only) label; "" for one without."""
-        return {
-            next(iter(sample.labels.values()), ""): sample.value
-            for family in counter.collect()
-            for sample in family.samples
-            if sample.name.endswith("_total")
-        }
-
-    def seconds_total(self) -> float:
-        """Sum of the time that generations took."""
-        samples = next(iter(self.seconds.collect())).samples
-        return sum(sample.value for sample in samples if sample.name.endswith("_sum"))
+        self.attempts.forget(replica)
 
     def page(self) -> bytes:
         """The exposition of everything."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from bucket_lora_proxy.prefix import BLOCK_TOKENS, Prompt
 from bucket_lora_proxy.prefix_index import PrefixIndex
@@ -35,8 +34,7 @@ class Routed(Protocol):
 R = TypeVar("R", bound=Routed)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[R]):
+class Choice(NamedTuple, Generic[R]):
     """Where a request goes, and why."""
 
     replica: R
@@ -78,10 +76,11 @@ class Router:
     ) -> Choice[R] | None:
         """Decide. Changes nothing but the tie-breaker; ``None`` without candidates."""
         self._turn += 1
-        blocks = self.index.matched(prompt, [candidate.slot for candidate in candidates])
-        matched = [min(count * BLOCK_TOKENS, prompt.tokens) for count in blocks]
+        slots = [candidate.slot for candidate in candidates]
+        blocks = self.index.matched(prompt, slots)
+        matched = [count * BLOCK_TOKENS for count in blocks]  # whole blocks: not above its tokens
         position = choose(
-            loads=self._loads(candidates),
+            loads=self._loads(candidates, slots),
             matched_tokens=matched,
             prompt_tokens=prompt.tokens,
             decode_tokens=prompt.decode_tokens,
@@ -95,9 +94,9 @@ class Router:
         outcome = "hit" if held >= half else "spill" if max(matched) >= half else "new"
         return Choice(candidates[position], held, outcome)
 
-    def _loads(self, candidates: Sequence[R]) -> list[float]:
+    def _loads(self, candidates: Sequence[R], slots: list[int]) -> list[float]:
         outstanding = [candidate.outstanding for candidate in candidates]
-        placed = [self._placed[candidate.slot] for candidate in candidates]
+        placed = [self._placed[slot] for slot in slots]
         most, total = RECENT_SHARE * sum(outstanding) + 1, sum(placed)  # 1: still breaks ties
         factor = most / total if total > most else 1.0
         return [work + factor * recent for work, recent in zip(outstanding, placed, strict=True)]

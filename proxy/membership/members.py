@@ -141,7 +141,7 @@ class Membership:
         replica = self._add(found.origin, Source.BUCKET, token)
         replica.runs = found.runs
         self._watcher.watch(replica)
-        self._metrics.membership.labels("join").inc()
+        self._metrics.membership.add("join")
         log.info(
             "replica %s is a member, by its heartbeat",
             replica.url,
@@ -171,7 +171,7 @@ class Membership:
         self._fleet.replicas.remove(replica)
         self._watcher.forget(replica, reason)
         self._router.free_slot(replica.slot)
-        self._metrics.membership.labels("leave").inc()
+        self._metrics.membership.add("leave")
         self._metrics.forget(replica.url)
         log.info(
             "replica %s is no member any more: %s",

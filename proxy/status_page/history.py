@@ -61,11 +61,11 @@ class History:
         self._samples.append(
             Sample(
                 at=self._clock(),
-                finished=sum(metrics.by_label(metrics.requests).values()),
-                seconds=metrics.seconds_total(),
-                prompt_tokens=metrics.total(metrics.prompt_tokens),
-                matched_tokens=metrics.total(metrics.matched_tokens),
-                sent=metrics.by_label(metrics.attempts),
+                finished=metrics.requests.total,
+                seconds=metrics.seconds.seconds,
+                prompt_tokens=metrics.prompt_tokens.total,
+                matched_tokens=metrics.matched_tokens.total,
+                sent=dict(metrics.attempts.values),
             )
         )
 

@@ -69,10 +69,10 @@ def view_of(
         affinity=history.affinity(),
         imbalance=imbalance([count for url, count in sent.items() if url in members]),
         mean_seconds=history.mean_seconds(),
-        outcomes=metrics.by_label(metrics.outcomes),
-        answers=metrics.by_label(metrics.requests),
-        waits=metrics.total(metrics.waited),
-        retries=metrics.by_label(metrics.retries),
+        outcomes=dict(metrics.outcomes.values),
+        answers=dict(metrics.requests.values),
+        waits=metrics.waited.total,
+        retries=dict(metrics.retries.values),
         errors=errors.newest_first(),
     )
 

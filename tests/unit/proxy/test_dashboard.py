@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import Metrics
 from bucket_lora_proxy.replicas import Model, Replica, Source
+from bucket_lora_proxy.tallies import Tally
 from bucket_lora_proxy.upstream import Origin, Pool
 from vllm_bucket_lora import metrics as plugin_metrics
 
@@ -36,6 +37,8 @@ def labels_by_name(page: str) -> dict[str, set[str]]:
 def touched(owner: object) -> None:
     """Give every labelled metric a sample, as it only then shows."""
     for metric in vars(owner).values():
+        if isinstance(metric, Tally) and not metric.values:
+            metric.add("x")
         if not isinstance(metric, Counter | Gauge | Histogram) or metric._labelvalues:
             continue
         if metric._labelnames:

@@ -129,8 +129,8 @@ def test_the_history_is_bounded_and_says_what_the_last_minutes_were_like() -> No
     for _ in range(2 * SAMPLES):
         now[0] += 2
         for _ in range(6):
-            metrics.requests.labels("200").inc()
-            metrics.attempts.labels("http://a").inc()
+            metrics.requests.add("200")
+            metrics.attempts.add("http://a")
             metrics.seconds.observe(0.5)
             metrics.routed("hit", 100, 80)
         history.take()

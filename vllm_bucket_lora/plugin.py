@@ -59,7 +59,7 @@ def register() -> None:
         from vllm_bucket_lora.worker import install
 
         install()
-    elif _is_engine_process():
+    elif _is_engine_process() or _forks_engines():
         # Somebody who only has the plugin installed must not lose an engine to it.
         with contextlib.suppress(ImportError):
             from vllm_bucket_lora.worker import install
@@ -74,6 +74,15 @@ def _is_engine_process() -> bool:
     """
     runs_model = {"vllm.v1.engine.core", "vllm.v1.worker.worker_base"} & set(sys.modules)
     return multiprocessing.parent_process() is not None and bool(runs_model)
+
+
+def _forks_engines() -> bool:
+    """Whether engines are forked from this process, as an offline ``LLM`` does by default.
+
+    They load no plugin of their own then: vLLM's note that all are loaded is forked with them.
+    ``vllm serve`` asks for fresh processes before plugins are loaded.
+    """
+    return os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork") == "fork"
 
 
 def _add_flags_to(engine_args: Any) -> None:

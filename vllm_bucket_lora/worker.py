@@ -60,10 +60,8 @@ def install() -> None:
     original = WorkerLoRAManager._load_adapter
     if getattr(original, "_bucket_lora", False):
         return
-    session = os.environ.get(SESSION_ENV, "")  # none in an engine that ``follow`` uses
-    copies = OwnCopies(Path(session) / "workers", lambda: open_store(os.environ[URL_ENV]))
     names: dict[int, str] = {}
-    read = functools.partial(read_adapter, original, copies, names, session)
+    read = functools.partial(read_adapter, original, names)
 
     @functools.wraps(original)
     def _load_adapter(self: Any, lora_request: Any) -> Any:
@@ -77,17 +75,31 @@ def install() -> None:
     @functools.wraps(remove)
     def remove_adapter(self: Any, adapter_id: int) -> Any:
         if adapter_id in names:
-            _thread.submit(copies.forget, names.pop(adapter_id))
+            _thread.submit(_copies().forget, names.pop(adapter_id))
         return remove(self, adapter_id)
 
     staging.install()
     _load_adapter._bucket_lora = True  # type: ignore[attr-defined]
     WorkerLoRAManager._load_adapter = _load_adapter
     WorkerLoRAManager.remove_adapter = remove_adapter
-    _add_worker_methods(WorkerBase, read, session)
+    _add_worker_methods(WorkerBase, read)
 
 
-def _add_worker_methods(worker: Any, read: Any, session: str) -> None:
+def _session() -> str:
+    """This machine's directory; empty in an engine that ``follow`` uses.
+
+    Looked up when it is needed: where engines are forked, the hooks are older than the session.
+    """
+    return os.environ.get(SESSION_ENV, "")
+
+
+@functools.cache
+def _copies() -> OwnCopies:
+    """What this machine fetched by itself."""
+    return OwnCopies(Path(_session()) / "workers", lambda: open_store(os.environ[URL_ENV]))
+
+
+def _add_worker_methods(worker: Any, read: Any) -> None:
     def prepare(self: Any, name: str, number: int, path: str) -> None:
         manager = self.model_runner.lora_manager
         if number in _prepared or number in manager.list_adapters():
@@ -110,36 +122,25 @@ def _add_worker_methods(worker: Any, read: Any, session: str) -> None:
 
     def shares(self: Any, path: str) -> bool:
         """Whether this worker reads the API server's own files."""
-        return not is_elsewhere(path, session)
+        return not is_elsewhere(path, _session())
 
     setattr(worker, PREPARE, prepare)
     setattr(worker, PREPARED, prepared)
     setattr(worker, SHARES, shares)
 
 
-def read_adapter(
-    original: Any,
-    copies: OwnCopies,
-    names: dict[int, str],
-    session: str,
-    manager: Any,
-    request: Any,
-) -> Any:
+def read_adapter(original: Any, names: dict[int, str], manager: Any, request: Any) -> Any:
     """Read an adapter's files, wherever they are, and compare its modules with the model's.
 
     Args:
         original: vLLM's own reading.
-        copies: What this machine fetched by itself.
-        names: Names of the adapters read from there, by number.
-        session: This machine's directory.
+        names: Names of the adapters that this machine fetched by itself, by number.
         manager: vLLM's manager of this worker.
         request: vLLM's request for the adapter.
     """
-    from vllm.distributed import get_pp_group
-
     ours = is_ours(request.lora_path)
-    if is_elsewhere(request.lora_path, session):
-        path = copies.path(request.lora_name)
+    if is_elsewhere(request.lora_path, _session()):
+        path = _copies().path(request.lora_name)
         names[request.lora_int_id] = request.lora_name
         request = msgspec.structs.replace(request, lora_path=str(path))
     if ours:
@@ -150,9 +151,17 @@ def read_adapter(
     lora = original(manager, request)
     if ours:
         setattr(lora, _FILES, Path(request.lora_path))
-    if ours and get_pp_group().world_size == 1:  # else this worker has some layers only
-        check_modules(lora.loras, manager._adapter_manager)
+        own = manager._adapter_manager
+        check_modules(lora.loras, own, elsewhere=layers_elsewhere(own.model))
     return lora
+
+
+def layers_elsewhere(model: Any) -> tuple[str, ...]:
+    """Prefixes of the modules that other ranks of a pipeline have, and check."""
+    from vllm.model_executor.models.utils import PPMissingLayer
+
+    modules = model.named_modules(remove_duplicate=False)
+    return tuple(f"{name}." for name, module in modules if isinstance(module, PPMissingLayer))
 
 
 def build(manager: Any, read: Any, name: str, number: int, path: str) -> Any:
@@ -176,10 +185,15 @@ def build(manager: Any, read: Any, name: str, number: int, path: str) -> Any:
     return lora
 
 
-def check_modules(adapter_modules: Any, manager: Any) -> None:
+def check_modules(adapter_modules: Any, manager: Any, *, elsewhere: tuple[str, ...] = ()) -> None:
     """Compare an adapter's modules with those that the model has.
 
     Names inside fused experts are left to vLLM, which renames them while loading.
+
+    Args:
+        adapter_modules: Their names.
+        manager: vLLM's ``LoRAModelManager``.
+        elsewhere: What the names of modules begin with that other workers have.
 
     Raises:
         ValueError: some have no counterpart; the message names the first ones.
@@ -187,7 +201,11 @@ def check_modules(adapter_modules: Any, manager: Any) -> None:
     known = set(manager.modules)
     for parts in manager.packed_modules.values():  # qkv_proj: q_proj, k_proj, v_proj
         known.update(parts)
-    unknown = sorted(name for name in set(adapter_modules) - known if ".experts" not in name)
+    unknown = sorted(
+        name
+        for name in set(adapter_modules) - known
+        if ".experts" not in name and not name.startswith(elsewhere)
+    )
     if unknown:
         shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if unknown[3:] else "")
         raise ValueError(

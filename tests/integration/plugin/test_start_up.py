@@ -18,7 +18,7 @@ ON = ("--enable-lora", "--plugin=bucket-lora")
 
 # vLLM's own parser, as `vllm serve` builds it; importing it takes seconds, so once for all cases.
 PARSE = """
-import contextlib, io, json, os, sys
+import contextlib, io, json, multiprocessing, os, sys
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -33,7 +33,16 @@ for name, flags in json.loads(sys.argv[1]).items():
             answers[name] = f"ok {args.bucket_lora_runs}" if hasattr(args, "plugin") else "ok"
         except SystemExit as stop:
             answers[name] = f"exit {stop.code}: {error.getvalue().strip().splitlines()[-1]}"
-print(json.dumps({"answers": answers, "plugins": os.environ.get("VLLM_PLUGINS")}))
+def hooked(told):
+    from vllm.lora.worker_manager import WorkerLoRAManager
+    told.put(hasattr(WorkerLoRAManager._load_adapter, "_bucket_lora"))
+context = multiprocessing.get_context("fork")
+told = context.SimpleQueue()
+engine = context.Process(target=hooked, args=(told,))
+engine.start()
+plugins = os.environ.get("VLLM_PLUGINS")
+print(json.dumps({"answers": answers, "plugins": plugins, "forked": told.get()}))
+engine.join()
 """
 
 
@@ -74,6 +83,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     document = json.loads(done.stdout.splitlines()[-1])
     answers: dict[str, str] = document["answers"]
     answers["VLLM_PLUGINS"] = document["plugins"]
+    answers["a forked engine has the hooks"] = str(document["forked"])
     return answers
 
 
@@ -109,6 +119,11 @@ def test_other_plugins_stay_allowed(parsed: dict[str, str]) -> None:
     allowed = parsed["VLLM_PLUGINS"].split(",")
     assert "bucket-lora" in allowed
     assert "lora_filesystem_resolver" in allowed
+
+
+def test_a_forked_engine_checks_modules_too(parsed: dict[str, str]) -> None:
+    """Forked from a process whose plugins are loaded, it loads none; an ``LLM`` does so on GPUs."""
+    assert parsed["a forked engine has the hooks"] == "True"
 
 
 def test_the_real_command_ends_before_it_loads_a_model(tmp_path: Path) -> None:

@@ -56,3 +56,13 @@ def test_the_worker_side_is_installed_only_where_a_model_runs(
     assert plugin._is_engine_process()
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
     assert not plugin._is_engine_process()
+
+
+@pytest.mark.parametrize(("method", "forks"), [("fork", True), ("spawn", False), (None, True)])
+def test_the_worker_side_is_installed_where_engines_will_be_forked_from(
+    monkeypatch: pytest.MonkeyPatch, method: str | None, forks: bool
+) -> None:
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
+    if method is not None:
+        monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", method)
+    assert plugin._forks_engines() is forks

@@ -35,3 +35,12 @@ def test_a_module_under_another_prefix_is_named() -> None:
 def test_a_long_list_is_cut() -> None:
     with pytest.raises(ValueError, match="and 7 more"):
         worker.check_modules([f"layers.{i}.q_proj" for i in range(10)], MANAGER)
+
+
+def test_a_rank_of_a_pipeline_checks_its_own_layers_only() -> None:
+    others = ("model.layers.1.",)
+    worker.check_modules(["model.layers.1.mlp.down_proj"], MANAGER, elsewhere=others)
+    with pytest.raises(ValueError, match=r"no module model\.blocks\.1\.mlp\.down_proj;"):
+        worker.check_modules(["model.blocks.1.mlp.down_proj"], MANAGER, elsewhere=others)
+    with pytest.raises(ValueError, match=r"no module model\.layers\.10\.mlp\.down_proj;"):
+        worker.check_modules(["model.layers.10.mlp.down_proj"], MANAGER, elsewhere=others)

@@ -28,6 +28,8 @@ from adapter_bucket.errors import ConfigError, StoreUnavailable
 from adapter_bucket.layout import WEIGHTS_FILE, parse_adapter_name
 from adapter_bucket.probe import Probe
 from vllm_bucket_lora.acceptance import Served
+from vllm_bucket_lora.claims import NumberClaims
+from vllm_bucket_lora.metrics import forget_adapter
 from vllm_bucket_lora.ports import LoadRefused
 from vllm_bucket_lora.prober import EngineProber
 from vllm_bucket_lora.service import Rejection
@@ -62,12 +64,12 @@ def stable_id(name: str) -> int:
 class VllmLoader:
     """Loads adapters into all engines behind one API server process."""
 
-    def __init__(self, engine_client: Any, models: Any) -> None:
+    def __init__(self, engine_client: Any, models: Any, claims: NumberClaims) -> None:
+        """Load into the engines behind ``engine_client``, for the table ``models``."""
         self._engine = engine_client
         self._models = models
+        self._claims = claims
         self._ours: set[str] = set()
-        self._numbers: dict[int, str] = {}
-        """Which adapter of ours the engine has under a number."""
         self._can_prepare = True
         self._shared: bool | None = None
         """Whether all workers read this machine's files; unknown before the first load."""
@@ -103,8 +105,7 @@ class VllmLoader:
             self._ours.add(name)
 
     def _claim_number(self, number: int, name: str) -> None:
-        """An engine would take the second adapter of a number for the first, without a word."""
-        holder = self._numbers.setdefault(number, name)
+        holder = self._claims.claim(number, name)
         if holder != name:
             raise LoadRefused(
                 f"{name} and {holder}, which is loaded, have the same number in vLLM ({number}); "
@@ -181,8 +182,9 @@ class VllmLoader:
     async def remove(self, name: str) -> None:
         """See ``ports.Loader.remove``. Without it the slot would stay taken until it is needed."""
         self._models.lora_resolver_lock.pop(name, None)
+        forget_adapter(name)
         number = stable_id(name)
-        if self._numbers.get(number) != name:
+        if self._claims.holder(number) != name:
             return  # never loaded, because another one has its number
         try:
             await self._engine.remove_lora(number)
@@ -191,7 +193,7 @@ class VllmLoader:
         except Exception:
             # Not worth more than a line: the engine's own LRU frees the slot when it needs one.
             logger.exception("the engine did not free the slot of %s", name)
-        self._numbers.pop(number, None)
+        self._claims.release(number)
 
 
 def _weights_bytes(request: LoRARequest) -> int:

@@ -6,7 +6,10 @@ With several API servers, vLLM switches ``prometheus_client`` to files that all 
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+import contextlib
+import os
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -55,3 +58,34 @@ REQUESTS_HELD = Counter(
 
 READY, REFUSED, FAILED, RETIRED = "ready", "refused", "failed", "retired"
 """Outcomes of ``VERSIONS``."""
+
+_LORA_INFO = "vllm:lora_requests_info"
+
+
+def forget_run(run_id: str) -> None:
+    """Drop the figures of a run that is gone from the bucket."""
+    if _shared():
+        return
+    for gauge in (NEWEST_READY, NEWEST_PUBLISHED, MANIFEST_CHANGED_AT):
+        with contextlib.suppress(KeyError):
+            gauge.remove(run_id)
+
+
+def forget_adapter(name: str) -> None:
+    """Drop vLLM's figures of an adapter that is gone.
+
+    vLLM makes one for every mixture of adapters that it ever served at the same time, and keeps
+    them all: 0.3 KB of ``/metrics`` for each version. To be removed once it drops them itself.
+    """
+    gauge = REGISTRY._names_to_collectors.get(_LORA_INFO)
+    if not isinstance(gauge, Gauge) or _shared():
+        return
+    for metric in gauge.collect():
+        for sample in metric.samples:
+            if any(name in names.split(",") for names in sample.labels.values()):
+                gauge.remove(*sample.labels.values())
+
+
+def _shared() -> bool:
+    """Whether several API servers share their figures in files, from which nothing is dropped."""
+    return "PROMETHEUS_MULTIPROC_DIR" in os.environ

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from adapter_bucket.errors import BucketError, NotPublished
 from adapter_bucket.fetch import RunReader
+from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import Manifest, RunState, VersionEntry
 from vllm_bucket_lora.acceptance import Served, run_fault, version_fault
 from vllm_bucket_lora.slots import Demand, to_load
@@ -77,6 +78,7 @@ class Run:
     probe_failed: set[int] = field(default_factory=set)
     """Those of them whose probe failed."""
     retries: dict[int, Retry] = field(default_factory=dict)
+    _told: set[tuple[int | None, str]] = field(default_factory=set)
 
     def read(self) -> Manifest | BucketError | None:
         """Poll the manifest; blocks on the store, and touches nothing but the reader."""
@@ -114,6 +116,18 @@ class Run:
         for entry in manifest.window_versions():
             if entry.version not in self.refused and (why := version_fault(entry, self.served)):
                 self.refused[entry.version] = why
+
+    def untold(self) -> list[tuple[int | None, str]]:
+        """What is wrong with the run (``None``) or a version, if it was not given before."""
+        found: set[tuple[int | None, str]] = {
+            (None, f"run {self.run_id}: {fault}")
+            for fault in (self.fault, self.base_fault)
+            if fault
+        }
+        for version, reason in self.refused.items():
+            found.add((version, f"{adapter_name(self.run_id, version)} is refused: {reason}"))
+        new, self._told = found - self._told, found
+        return sorted(new, key=lambda one: one[1])
 
     def schedule(self, now: float, poll_s: float) -> None:
         """Set when to look next."""

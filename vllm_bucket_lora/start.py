@@ -16,6 +16,7 @@ from adapter_bucket.stores import open_store
 from adapter_bucket.traces import open_traces
 from vllm_bucket_lora import engine
 from vllm_bucket_lora.cache import VersionCache
+from vllm_bucket_lora.claims import NumberClaims
 from vllm_bucket_lora.config import config_from_args
 from vllm_bucket_lora.goodbye import Note, note_heartbeats
 from vllm_bucket_lora.group import ServerGroup
@@ -60,7 +61,7 @@ async def start_service(engine_client: Any, models: Any, args: Namespace) -> Ser
         request_wait_s=config.request_wait_s,
     )
     shelf = Shelf(
-        engine.VllmLoader(engine_client, models),
+        engine.VllmLoader(engine_client, models, NumberClaims(config.session_dir / "numbers")),
         VersionCache(store, config.session_dir),
         group,
         executor=reading,

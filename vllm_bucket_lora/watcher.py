@@ -190,17 +190,14 @@ class Watcher:
         for run in sorted(self.runs.values(), key=lambda run: -run.waiting):
             if run.due_at > self._clock():
                 continue
-            before = run.fault
             outcome = await self._blocking(run.read)
-            now = self._clock()
-            changed = run.absorb(outcome, now)
+            changed = run.absorb(outcome, now := self._clock())
             run.schedule(now, self._poll_s)
-            if run.fault:
-                metrics.POLL_FAULTS.inc()
-            if run.fault and run.fault != before:
-                logger.warning("run %s: %s", run.run_id, run.fault, extra=about(run.run_id))
+            metrics.POLL_FAULTS.inc(bool(run.fault))
+            _tell(run)
             if run.gone(now) and run.run_id not in self._shelf.runs:
                 del self.runs[run.run_id]
+                metrics.forget_run(run.run_id)
                 logger.info("run %s is gone from the bucket", run.run_id, extra=about(run.run_id))
             if changed:
                 self._on_change()
@@ -245,8 +242,7 @@ class Watcher:
             if isinstance(error, ProbeFailed):
                 run.probe_failed.add(entry.version)
                 metrics.PROBE_FAILURES.inc()
-            metrics.VERSIONS.labels(metrics.REFUSED).inc()
-            logger.warning("%s is refused: %s", name, error, extra=about(run.run_id, entry.version))
+            _tell(run)
         except (BucketError, OSError) as error:
             # Gone objects mean that the manifest has moved on; all else is worth a retry as well.
             if isinstance(error, NotPublished):
@@ -296,3 +292,9 @@ class Watcher:
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+def _tell(run: Run) -> None:
+    for version, text in run.untold():
+        metrics.VERSIONS.labels(metrics.REFUSED).inc(version is not None)
+        logger.warning(text, extra=about(run.run_id, version))

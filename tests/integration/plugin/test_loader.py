@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from adapter_bucket.errors import StoreUnavailable
+from vllm_bucket_lora.claims import NumberClaims
 from vllm_bucket_lora.ports import LoadRefused
+from vllm_bucket_lora.worker import layers_elsewhere
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing vLLM meets deprecations inside torch
+    import torch
+    from vllm.model_executor.models.utils import PPMissingLayer
+
     from vllm_bucket_lora.engine import PREPARE_MIN_BYTES, VllmLoader, stable_id
 
 pytestmark = pytest.mark.slow
@@ -55,10 +60,16 @@ def models(**requests: Any) -> Any:
     )
 
 
+def loader_for(client: FakeClient, table: Any, adapter: Path) -> VllmLoader:
+    return VllmLoader(client, table, NumberClaims(adapter.parent / "numbers"))
+
+
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
-    return tmp_path
+    path = tmp_path / "adapter"
+    path.mkdir()
+    (path / "adapter_model.safetensors").write_bytes(b"x")
+    return path
 
 
 def test_the_number_of_an_adapter_follows_from_its_name_alone() -> None:
@@ -78,7 +89,7 @@ def test_two_adapters_of_one_number_are_not_loaded_together(adapter: Path) -> No
     async def scenario() -> None:
         table = models()
         client = FakeClient()
-        loader = VllmLoader(client, table)
+        loader = loader_for(client, table, adapter)
         await loader.load("run-v1", adapter, None)
         twin = f"run-v{1 + 4096}"
         assert stable_id(twin) == stable_id("run-v1")
@@ -94,10 +105,30 @@ def test_two_adapters_of_one_number_are_not_loaded_together(adapter: Path) -> No
     asyncio.run(scenario())
 
 
+def test_two_processes_do_not_load_two_adapters_of_one_number(adapter: Path) -> None:
+    async def scenario() -> None:
+        table, others = models(), models()
+        client = FakeClient()
+        one = loader_for(client, table, adapter)
+        other = loader_for(client, others, adapter)
+        twin = f"run-v{1 + 4096}"
+        await one.load("run-v1", adapter, None)
+        await other.load("run-v1", adapter, None)
+        with pytest.raises(LoadRefused, match="run-v1, which is loaded"):
+            await other.load(twin, adapter, None)
+        await one.forget("run-v1")  # and leaves the engine to the one that goes last
+        await other.forget("run-v1")
+        await other.remove("run-v1")
+        for loader in (one, other):
+            await loader.load(twin, adapter, None)
+
+    asyncio.run(scenario())
+
+
 def test_a_loaded_adapter_is_registered_and_a_forgotten_one_is_not(adapter: Path) -> None:
     async def scenario() -> None:
         table = models()
-        loader = VllmLoader(FakeClient(), table)
+        loader = loader_for(FakeClient(), table, adapter)
         await loader.load("run-v1", adapter, None)
         assert table.lora_requests["run-v1"].lora_int_id == stable_id("run-v1")
         await loader.load("run-v1", adapter, None)
@@ -111,7 +142,7 @@ def test_large_adapters_are_read_beside_the_loop_first(adapter: Path) -> None:
     async def scenario() -> None:
         (adapter / "adapter_model.safetensors").write_bytes(b"x" * PREPARE_MIN_BYTES)
         client = FakeClient()
-        await VllmLoader(client, models()).load("run-v1", adapter, None)
+        await loader_for(client, models(), adapter).load("run-v1", adapter, None)
         steps = ["bucket_lora_shares", "bucket_lora_prepare", "bucket_lora_prepared", "add run-v1"]
         assert client.calls == steps
 
@@ -121,7 +152,7 @@ def test_large_adapters_are_read_beside_the_loop_first(adapter: Path) -> None:
 def test_a_worker_elsewhere_has_its_copy_before_the_engine_is_asked(adapter: Path) -> None:
     async def scenario() -> None:
         client, table = FakeClient(), models()
-        loader = VllmLoader(client, table)
+        loader = loader_for(client, table, adapter)
         client.answers = {"bucket_lora_shares": False, "bucket_lora_prepared": "denied"}
         with pytest.raises(StoreUnavailable, match="another machine has no copy of it yet: denied"):
             await loader.load("run-v1", adapter, None)
@@ -134,6 +165,31 @@ def test_a_worker_elsewhere_has_its_copy_before_the_engine_is_asked(adapter: Pat
     asyncio.run(scenario())
 
 
+def test_every_rank_has_to_have_read_the_files_and_one_that_failed_is_told(adapter: Path) -> None:
+    """The second worker stands for the second half of a pipeline, or of a split model."""
+
+    async def scenario() -> None:
+        (adapter / "adapter_model.safetensors").write_bytes(b"x" * PREPARE_MIN_BYTES)
+        client = FakeClient()
+        client.answers = {"bucket_lora_prepared": False}
+        loading = asyncio.create_task(
+            loader_for(client, models(), adapter).load("run-v1", adapter, None)
+        )
+        await asyncio.sleep(0.05)
+        assert "add run-v1" not in client.calls
+        client.answers = {}
+        await loading
+        assert client.calls[-1] == "add run-v1"
+
+    asyncio.run(scenario())
+
+
+def test_the_layers_of_the_other_ranks_of_a_pipeline_are_known() -> None:
+    here, there = torch.nn.Linear(1, 1), PPMissingLayer()
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([here, there]), "norm": there})
+    assert layers_elsewhere(model) == ("layers.1.", "norm.")
+
+
 @pytest.mark.parametrize(
     ("client", "said"),
     [(FakeClient(fails="rank 99"), "rank 99"), (FakeClient(added=False), "did not add")],
@@ -144,7 +200,7 @@ def test_what_the_engine_rejects_is_refused_and_not_registered(
     async def scenario() -> None:
         table = models()
         with pytest.raises(LoadRefused, match=said):
-            await VllmLoader(client, table).load("run-v1", adapter, None)
+            await loader_for(client, table, adapter).load("run-v1", adapter, None)
         assert table.lora_requests == {}
 
     asyncio.run(scenario())
@@ -153,7 +209,7 @@ def test_what_the_engine_rejects_is_refused_and_not_registered(
 def test_names_that_others_own_are_left_alone(adapter: Path) -> None:
     async def scenario() -> None:
         table = models(**{"static-v1": "theirs"})
-        loader = VllmLoader(FakeClient(), table)
+        loader = loader_for(FakeClient(), table, adapter)
         for name in ("static-v1", "base-v1"):
             with pytest.raises(LoadRefused, match="is taken"):
                 await loader.load(name, adapter, None)
@@ -163,12 +219,12 @@ def test_names_that_others_own_are_left_alone(adapter: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_requests_in_flight_are_counted_by_name() -> None:
+def test_requests_in_flight_are_counted_by_name(adapter: Path) -> None:
     client = FakeClient()
     client.output_processor.request_states = {
         "1": SimpleNamespace(lora_name="run-v1"),
         "2": SimpleNamespace(lora_name="run-v1"),
         "3": SimpleNamespace(lora_name=None),
     }
-    loader = VllmLoader(client, models())
+    loader = loader_for(client, models(), adapter)
     assert (loader.in_flight("run-v1"), loader.in_flight("run-v2")) == (2, 0)

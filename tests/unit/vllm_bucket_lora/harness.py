@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.probe import Probe
+from adapter_bucket.publish import RunWriter
 from adapter_bucket.store import Store
 from adapter_bucket.traces import open_traces
-from tests.unit.vllm_bucket_lora.bucket import SERVED
+from tests.unit.vllm_bucket_lora.bucket import SERVED, claim, publish
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.cache import VersionCache
 from vllm_bucket_lora.group import ServerGroup
@@ -129,3 +131,23 @@ async def watching(
             yield Bench(watcher, shelf, engine, root, service)
         finally:
             await service.stop()
+
+
+@asynccontextmanager
+async def following(
+    root: Path, *, window: int = 3, probe: Probe | None = None, **settings: Any
+) -> AsyncIterator[tuple[Bench, RunWriter]]:
+    """Run a watcher whose run has version 1, which is ready; with the writer of the next ones.
+
+    Args:
+        root: The server's directory.
+        window: Of the run.
+        probe: Of version 1.
+        settings: Of ``watching``.
+    """
+    store = MemoryStore()
+    writer = claim(store, window=window)
+    publish(writer, 1, probe=probe)
+    async with watching(store, root, **settings) as bench:
+        await bench.until(lambda: bench.ready() == [1])
+        yield bench, writer

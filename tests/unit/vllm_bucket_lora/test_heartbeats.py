@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from adapter_bucket.errors import StoreDenied, StoreUnavailable
 from adapter_bucket.heartbeat import ABANDONED_S, HeartbeatReader
 from adapter_bucket.memory_store import MemoryStore
@@ -15,6 +17,8 @@ from adapter_bucket.status import ReplicaStatus, RunStatus
 from adapter_bucket.store import Payload, Store
 from vllm_bucket_lora.goodbye import Note, note_heartbeats, take_back_left
 from vllm_bucket_lora.heartbeats import Heart
+
+pytestmark = pytest.mark.anyio
 
 
 def status(ready: list[int], state: str = "running") -> ReplicaStatus:
@@ -64,100 +68,82 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("not within 3 s")
 
 
-def test_a_server_appears_with_what_it_serves_and_leaves_at_its_end() -> None:
-    async def scenario() -> None:
-        store, server = MemoryStore(), Server()
-        reader = HeartbeatReader(store, "run")
-        async with beating(store, server, interval_s=60.0):
-            await until(lambda: "r-1" in reader.poll())
-            beat = reader.poll()["r-1"].heartbeat
-            assert beat.url == "http://10.0.0.1:8000"
-            assert beat.status.ready == ["run-v1"]
-            assert list(beat.status.runs) == ["run"]
-        assert reader.poll() == {}
-
-    asyncio.run(scenario())
+async def test_a_server_appears_with_what_it_serves_and_leaves_at_its_end() -> None:
+    store, server = MemoryStore(), Server()
+    reader = HeartbeatReader(store, "run")
+    async with beating(store, server, interval_s=60.0):
+        await until(lambda: "r-1" in reader.poll())
+        beat = reader.poll()["r-1"].heartbeat
+        assert beat.url == "http://10.0.0.1:8000"
+        assert beat.status.ready == ["run-v1"]
+        assert list(beat.status.runs) == ["run"]
+    assert reader.poll() == {}
 
 
-def test_news_are_written_soon_and_nothing_is_written_without() -> None:
-    async def scenario() -> None:
-        store, server = MemoryStore(), Server()
-        reader = HeartbeatReader(store, "run")
-        async with beating(store, server, interval_s=60.0) as heart:
-            heart.notice()
-            await until(lambda: "r-1" in reader.poll())
-            await asyncio.sleep(0.1)
-            before = reader.poll()["r-1"].heartbeat.sequence
-            heart.notice()
-            await asyncio.sleep(0.1)
-            assert reader.poll()["r-1"].heartbeat.sequence == before
-            server.now = status([1, 2])
-            heart.notice()
-            await until(lambda: reader.poll()["r-1"].heartbeat.status.runs["run"].ready == [1, 2])
-            run = server.now.runs["run"].model_copy(update={"refused": {3: "its probe failed"}})
-            server.now = server.now.model_copy(update={"runs": {"run": run}})
-            heart.notice()
-            await until(lambda: 3 in reader.poll()["r-1"].heartbeat.status.runs["run"].refused)
-
-    asyncio.run(scenario())
+async def test_news_are_written_soon_and_nothing_is_written_without() -> None:
+    store, server = MemoryStore(), Server()
+    reader = HeartbeatReader(store, "run")
+    async with beating(store, server, interval_s=60.0) as heart:
+        heart.notice()
+        await until(lambda: "r-1" in reader.poll())
+        await asyncio.sleep(0.1)
+        before = reader.poll()["r-1"].heartbeat.sequence
+        heart.notice()
+        await asyncio.sleep(0.1)
+        assert reader.poll()["r-1"].heartbeat.sequence == before
+        server.now = status([1, 2])
+        heart.notice()
+        await until(lambda: reader.poll()["r-1"].heartbeat.status.runs["run"].ready == [1, 2])
+        run = server.now.runs["run"].model_copy(update={"refused": {3: "its probe failed"}})
+        server.now = server.now.model_copy(update={"runs": {"run": run}})
+        heart.notice()
+        await until(lambda: 3 in reader.poll()["r-1"].heartbeat.status.runs["run"].refused)
 
 
-def test_it_keeps_beating_without_news() -> None:
-    async def scenario() -> None:
-        store, server = MemoryStore(), Server()
-        reader = HeartbeatReader(store, "run")
-        async with beating(store, server, interval_s=0.03):
-            await until(lambda: any(s.heartbeat.sequence > 3 for s in reader.poll().values()))
-
-    asyncio.run(scenario())
+async def test_it_keeps_beating_without_news() -> None:
+    store, server = MemoryStore(), Server()
+    reader = HeartbeatReader(store, "run")
+    async with beating(store, server, interval_s=0.03):
+        await until(lambda: any(s.heartbeat.sequence > 3 for s in reader.poll().values()))
 
 
-def test_the_heartbeat_of_an_ended_run_is_taken_back() -> None:
-    async def scenario() -> None:
-        store, server = MemoryStore(), Server()
-        reader = HeartbeatReader(store, "run")
-        async with beating(store, server, interval_s=0.03):
-            await until(lambda: "r-1" in reader.poll())
-            server.now = status([1], state="finished")
-            await until(lambda: reader.poll() == {})
-
-    asyncio.run(scenario())
+async def test_the_heartbeat_of_an_ended_run_is_taken_back() -> None:
+    store, server = MemoryStore(), Server()
+    reader = HeartbeatReader(store, "run")
+    async with beating(store, server, interval_s=0.03):
+        await until(lambda: "r-1" in reader.poll())
+        server.now = status([1], state="finished")
+        await until(lambda: reader.poll() == {})
 
 
-def test_a_server_without_a_run_says_that_it_is_there() -> None:
-    async def scenario() -> None:
-        store, server = MemoryStore(), Server()
-        server.now = status([1]).model_copy(update={"runs": {}, "ready": []})
-        reader, of_run = HeartbeatReader(store, None), HeartbeatReader(store, "run")
-        async with beating(store, server, interval_s=0.03):
-            await until(lambda: "r-1" in reader.poll())
-            server.now = status([1])
-            await until(lambda: "r-1" in of_run.poll())
-            beat = reader.poll()["r-1"].heartbeat
-            assert (beat.run_id, beat.status.runs, beat.status.ready) == (None, {}, [])
-            server.now = status([1], state="finished")
-            await until(lambda: of_run.poll() == {})
-            assert "r-1" in reader.poll()
-        assert reader.poll() == {}
-
-    asyncio.run(scenario())
+async def test_a_server_without_a_run_says_that_it_is_there() -> None:
+    store, server = MemoryStore(), Server()
+    server.now = status([1]).model_copy(update={"runs": {}, "ready": []})
+    reader, of_run = HeartbeatReader(store, None), HeartbeatReader(store, "run")
+    async with beating(store, server, interval_s=0.03):
+        await until(lambda: "r-1" in reader.poll())
+        server.now = status([1])
+        await until(lambda: "r-1" in of_run.poll())
+        beat = reader.poll()["r-1"].heartbeat
+        assert (beat.run_id, beat.status.runs, beat.status.ready) == (None, {}, [])
+        server.now = status([1], state="finished")
+        await until(lambda: of_run.poll() == {})
+        assert "r-1" in reader.poll()
+    assert reader.poll() == {}
 
 
-def test_a_server_that_starts_removes_what_killed_ones_left_a_day_ago() -> None:
-    async def scenario() -> None:
-        clock = [1e6]
-        store, server = MemoryStore(clock=lambda: clock[0]), Server()
-        store.overwrite("replicas/killed.json", b"{}")
-        clock[0] += ABANDONED_S - 10
-        store.overwrite("replicas/silent.json", b"{}")
-        store.overwrite("replicas/notes.txt", b"somebody's own")
-        clock[0] += 20
-        async with beating(store, server, interval_s=60.0):
-            await until(lambda: "replicas/killed.json" not in set(store.list("")))
-            kept = {"replicas/silent.json", "replicas/notes.txt", "replicas/r-1.json"}
-            assert kept <= set(store.list("replicas/"))
-
-    asyncio.run(scenario())
+async def test_a_server_that_starts_removes_what_killed_ones_left_a_day_ago() -> None:
+    clock = [1e6]
+    store, server = MemoryStore(clock=lambda: clock[0]), Server()
+    store.overwrite("replicas/killed.json", b"{}")
+    clock[0] += ABANDONED_S - 10
+    store.overwrite("replicas/silent.json", b"{}")
+    store.overwrite("replicas/notes.txt", b"somebody's own")
+    clock[0] += 20
+    async with beating(store, server, interval_s=60.0):
+        await until(lambda: "replicas/killed.json" not in set(store.list("")))
+        kept = {"replicas/silent.json", "replicas/notes.txt", "replicas/r-1.json"}
+        assert kept <= set(store.list("replicas/"))
 
 
 class ReadOnlyStore(MemoryStore):
@@ -168,57 +154,48 @@ class ReadOnlyStore(MemoryStore):
         raise StoreDenied("AccessDenied: s3:PutObject")
 
 
-def test_a_read_only_bucket_is_asked_once_and_reported() -> None:
-    async def scenario() -> None:
-        store, server = ReadOnlyStore(), Server()
-        async with beating(store, server, interval_s=0.02) as heart:
-            await until(lambda: heart.fault is not None)
-            await asyncio.sleep(0.1)
-            assert store.writes == 1
-            assert "s3:PutObject" in str(heart.fault)
-
-    asyncio.run(scenario())
+async def test_a_read_only_bucket_is_asked_once_and_reported() -> None:
+    store, server = ReadOnlyStore(), Server()
+    async with beating(store, server, interval_s=0.02) as heart:
+        await until(lambda: heart.fault is not None)
+        await asyncio.sleep(0.1)
+        assert store.writes == 1
+        assert "s3:PutObject" in str(heart.fault)
 
 
-def test_what_a_killed_process_left_is_taken_back_from_its_note(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store, server = MemoryStore(), Server()
-        reader = HeartbeatReader(store, "run")
-        port = tmp_path / "port-8000"
-        port.mkdir()
+async def test_what_a_killed_process_left_is_taken_back_from_its_note(tmp_path: Path) -> None:
+    store, server = MemoryStore(), Server()
+    reader = HeartbeatReader(store, "run")
+    port = tmp_path / "port-8000"
+    port.mkdir()
 
-        def note(alive: Iterable[str | None]) -> None:
-            note_heartbeats(port, Note(url="memory", replica_id="r-1", runs=list(alive)))
+    def note(alive: Iterable[str | None]) -> None:
+        note_heartbeats(port, Note(url="memory", replica_id="r-1", runs=list(alive)))
 
-        with ThreadPoolExecutor(1) as executor:
-            heart = Heart(
-                store, replica_id="r-1", url="u", status=lambda: server.now, executor=executor,
-                note=note,
-            )  # fmt: skip
-            await heart.write()  # and is killed: no goodbye
-        assert "r-1" in reader.poll()
-        take_back_left(tmp_path, open_=lambda url: store)
-        assert reader.poll() == {}
-        assert list(store.list("")) == [], "the server's own is gone as well"
-
-    asyncio.run(scenario())
+    with ThreadPoolExecutor(1) as executor:
+        heart = Heart(
+            store, replica_id="r-1", url="u", status=lambda: server.now, executor=executor,
+            note=note,
+        )  # fmt: skip
+        await heart.write()  # and is killed: no goodbye
+    assert "r-1" in reader.poll()
+    take_back_left(tmp_path, open_=lambda url: store)
+    assert reader.poll() == {}
+    assert list(store.list("")) == [], "the server's own is gone as well"
 
 
-def test_after_a_goodbye_nothing_is_left_to_take_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store, server, noted = MemoryStore(), Server(), list[Iterable[str | None]]()
-        with ThreadPoolExecutor(1) as executor:
-            heart = Heart(
-                store, replica_id="r-1", url="u", status=lambda: server.now, executor=executor,
-                note=noted.append,
-            )  # fmt: skip
-            task = asyncio.create_task(heart.beat())
-            await until(lambda: noted == [{None, "run"}])
-            task.cancel()
-            await asyncio.wait([task])
-        assert noted == [{None, "run"}, set()]
-
-    asyncio.run(scenario())
+async def test_after_a_goodbye_nothing_is_left_to_take_back(tmp_path: Path) -> None:
+    store, server, noted = MemoryStore(), Server(), list[Iterable[str | None]]()
+    with ThreadPoolExecutor(1) as executor:
+        heart = Heart(
+            store, replica_id="r-1", url="u", status=lambda: server.now, executor=executor,
+            note=noted.append,
+        )  # fmt: skip
+        task = asyncio.create_task(heart.beat())
+        await until(lambda: noted == [{None, "run"}])
+        task.cancel()
+        await asyncio.wait([task])
+    assert noted == [{None, "run"}, set()]
 
 
 def test_a_torn_note_and_an_absent_bucket_do_not_hold_up_the_end(tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ def _rank_faults(config: Mapping[str, Any]) -> list[str]:
     rslora = bool(config.get("use_rslora"))
     wanted = _scaling(alpha, rank, rslora=rslora)
     faults = []
+    if ranks and alphas and list(ranks) != list(alphas):
+        # PEFT takes the first pattern that matches, in each of the two for itself.
+        remedy = "write the same patterns, in the same order, into rank_pattern and alpha_pattern"
+        faults.append(_fault("alpha_pattern", alphas, remedy))
     for pattern in {**ranks, **alphas}:
         of_rank, of_alpha = ranks.get(pattern, rank), alphas.get(pattern, alpha)
         field = "rank_pattern" if pattern in ranks else "alpha_pattern"

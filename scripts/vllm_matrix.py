@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 ACCEPTANCE = [
     "tests/integration/plugin/test_serving.py",
+    "tests/integration/plugin/test_bad_adapters.py",
     "tests/integration/plugin/test_hot_swaps.py",
     "tests/integration/plugin/test_probe.py",
     "tests/integration/plugin/test_start_up.py",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.plugin.runs import TestRun
+from tests.integration.plugin.runs import KEYS, TestRun
 from tests.integration.plugin.server import Server, running_server
 from tests.integration.plugin.tiny_model import build_base
 
@@ -42,9 +42,12 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def flags(bucket: Path, cache_dir: Path) -> list[str]:
+def flags(bucket: Path, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    keys = tmp_path_factory.mktemp("keys") / "signing-keys"
+    keys.write_text(",".join(f"{key_id}:{key.hex()}" for key_id, key in KEYS.keys))
     return [
         "--plugin=bucket-lora",
+        f"--bucket-lora-signing-key-file={keys}",
         f"--bucket-lora-url=file://{bucket}",
         f"--bucket-lora-cache-dir={cache_dir}",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,43 @@ from adapter_bucket.layout import CONFIG_FILE, WEIGHTS_FILE, version_dir
 from adapter_bucket.manifest import RunState
 from adapter_bucket.probe import Probe, make_probe
 from adapter_bucket.publish import RunWriter
+from adapter_bucket.servable import largest_rank
+from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Payload
-from tests.integration.plugin.tiny_model import base_ref, make_adapter, true_logprobs
+from tests.integration.plugin.tiny_model import (
+    base_ref,
+    make_adapter,
+    true_logprobs,
+    true_tokens,
+)
 
 MadeAdapter = tuple[bytes, dict[str, Any]]
 
 
-class DamagingStore(FileStore):
-    """Flips one bit of every weights file it writes, while told to."""
+KEYS = SigningKeys.parse(f"tests:{'5a' * 32}")
+"""Sign what a trainer would publish; a server that was given them believes nothing else."""
 
-    damaging = False
+Damage = Callable[[bytes], bytes]
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit of the last tensor is another."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def cut(data: bytes) -> bytes:
+    """The upload ended early."""
+    return data[: len(data) // 2]
+
+
+class DamagingStore(FileStore):
+    """Writes other bytes than it was given to every weights file, while told to."""
+
+    damage: Damage | None = None
 
     def create(self, key: str, data: Payload) -> str:
-        if self.damaging and key.endswith(WEIGHTS_FILE):
-            damaged = bytearray(data)
-            damaged[-1] ^= 1
-            data = damaged
+        if self.damage is not None and key.endswith(WEIGHTS_FILE):
+            data = self.damage(bytes(data))
         return super().create(key, data)
 
 
@@ -45,6 +67,7 @@ class TestRun:
         *,
         window: int = 3,
         base_model: BaseModelRef | None = None,
+        signing: SigningKeys = KEYS,
     ) -> None:
         self.run_id = run_id
         self._base = base
@@ -56,6 +79,7 @@ class TestRun:
             base_model=base_model or base_ref(base),
             window=window,
             writer_id="test",
+            signing=signing,
             check=False,  # some of these tests publish what a trainer would refuse to
         )
 
@@ -80,12 +104,13 @@ class TestRun:
             settings: More settings of ``LoraConfig``.
         """
         made, adapter_config = make_adapter(self._base, version, rank=rank, **settings)
+        largest = largest_rank(adapter_config)
         self.writer.publish(
             version,
             step=version,
             weights=made if weights is None else weights,
             adapter_config={**adapter_config, **(config or {})},
-            rank=rank,
+            rank=largest,
             dtype="float32",
             probe=probe,
         )
@@ -101,9 +126,9 @@ class TestRun:
         plain = true_logprobs(self._base, None, tokens)
         return make_probe(tokens, own, dtype="float32", base_logprobs=plain)
 
-    def make(self, version: int) -> MadeAdapter:
+    def make(self, version: int, *, rank: int = 4) -> MadeAdapter:
         """Make a version's adapter ahead of time."""
-        return make_adapter(self._base, version)
+        return make_adapter(self._base, version, rank=rank)
 
     def publish_made(self, version: int, made: MadeAdapter) -> None:
         weights, config = made
@@ -116,13 +141,13 @@ class TestRun:
             dtype="float32",
         )
 
-    def publish_damaged(self, version: int) -> str:
+    def publish_damaged(self, version: int, damage: Damage) -> str:
         """Publish an adapter whose object never had the bytes that the manifest promises."""
-        self._store.damaging = True
+        self._store.damage = damage
         try:
             return self.publish(version)
         finally:
-            self._store.damaging = False
+            self._store.damage = None
 
     def name(self, version: int) -> str:
         return f"{self.run_id}-v{version}"
@@ -133,6 +158,9 @@ class TestRun:
 
     def truth(self, version: int, tokens: list[int]) -> list[float]:
         return true_logprobs(self._base, self.path(version), tokens)
+
+    def true_tokens(self, version: int, prompt: list[int], count: int) -> list[int]:
+        return true_tokens(self._base, self.path(version), prompt, count)
 
     def finish(self) -> None:
         self.writer.close(RunState.FINISHED)

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,15 +53,15 @@ class Server:
     def get(self, path: str, *, key: str = API_KEY) -> Any:
         return json.loads(self.text(path, key=key))
 
-    def text(self, path: str, *, key: str = API_KEY) -> str:
-        return _send(urllib.request.Request(f"http://127.0.0.1:{self.port}{path}"), key)
+    def text(self, path: str, body: dict[str, Any] | None = None, *, key: str = API_KEY) -> str:
+        """The answer's text; with a body, that of a POST."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data)
+        request.add_header("Content-Type", "application/json")
+        return _send(request, key)
 
     def post(self, path: str, body: dict[str, Any], *, key: str = API_KEY) -> Any:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", data=json.dumps(body).encode(), method="POST"
-        )
-        request.add_header("Content-Type", "application/json")
-        answer = _send(request, key)
+        answer = self.text(path, body, key=key)
         return json.loads(answer) if answer else None  # /sleep and /wake_up answer nothing
 
     def kill(self) -> None:
@@ -88,6 +88,14 @@ class Server:
         )
         choice: dict[str, Any] = answer["choices"][0]
         return choice
+
+
+def wait_until(condition: Callable[..., bool], limit_s: float = 30.0) -> None:
+    """Wait for something that the server does by itself."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def command(model: str, port: int, flags: Sequence[str]) -> list[str]:

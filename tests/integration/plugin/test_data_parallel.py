@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,12 @@ from adapter_bucket.status import ProbeResult
 from demo.processes import free_port
 from tests.integration.plugin.conftest import RunMaker
 from tests.integration.plugin.runs import TestRun
-from tests.integration.plugin.server import Server, engine_elsewhere, running_server
+from tests.integration.plugin.server import (
+    Server,
+    engine_elsewhere,
+    running_server,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +57,7 @@ def test_api_servers_that_load_in_different_orders_serve_the_same_weights(
         with stopped(_pid_of(server, "ApiServer_1")):
             for version in (1, 2, 3):  # one after the other, so that the first server loads them so
                 run.publish(version)
-                _wait_until(lambda v=version: v in _ready_in(cache, rank=0, run="two-servers"))
+                wait_until(lambda v=version: v in _ready_in(cache, rank=0, run="two-servers"))
             assert _ready_in(cache, rank=1, run="two-servers") == []
         # The second server now finds all three at once, and begins with the newest.
         for version in (3, 2, 1):
@@ -72,10 +76,10 @@ def test_api_servers_that_load_in_different_orders_serve_the_same_weights(
                 assert answer["logprobs"]["token_logprobs"] == pytest.approx(truth, abs=1e-3)
         check_probes_of_all_engines(server, run)
         served = {f"v{version:08d}" for version in (2, 3, 4)}
-        _wait_until(lambda: _copies(elsewhere) == served)  # the retired and the refused one go
+        wait_until(lambda: _copies(elsewhere) == served)  # the retired and the refused one go
         check_sleep(server, run)
         reader = HeartbeatReader(FileStore(bucket), run.run_id)
-        _wait_until(lambda: reader.poll() != {})
+        wait_until(lambda: reader.poll() != {})
     assert reader.poll() == {}, "vLLM kills the API servers; their heartbeat must go all the same"
 
 
@@ -84,7 +88,7 @@ def check_probes_of_all_engines(server: Server, run: TestRun) -> None:
     before = _prompt_tokens(server)
     about = server.status(run.publish(4, probe=run.true_probe(4, PROMPT)), wait_s=30)
     assert about.runs[run.run_id].probes[4] is ProbeResult.PASSED, about
-    _wait_until(lambda: all(n >= 4 * len(PROMPT) for n in _new(before, _prompt_tokens(server))))
+    wait_until(lambda: all(n >= 4 * len(PROMPT) for n in _new(before, _prompt_tokens(server))))
     about = server.status(run.publish(5, probe=run.true_probe(4, PROMPT)), wait_s=30)
     assert about.runs[run.run_id].probes[5] is ProbeResult.FAILED, about
     assert "on engine" in about.runs[run.run_id].refused[5]
@@ -93,7 +97,7 @@ def check_probes_of_all_engines(server: Server, run: TestRun) -> None:
 def check_sleep(server: Server, run: TestRun) -> None:
     """Whichever process is told, none serves an adapter before all are loaded and probed anew."""
     server.post("/sleep?level=1", {})
-    _wait_until(lambda: server.status().runs[run.run_id].ready == [])
+    wait_until(lambda: server.status().runs[run.run_id].ready == [])
     assert "sleeps" in str(server.status().error)
     server.post("/wake_up", {})
     about = server.status(run.name(4), wait_s=30)
@@ -142,13 +146,6 @@ def _ready_in(cache: Path, *, rank: int, run: str) -> list[int]:
             ready: list[int] = state["runs"][run]["ready"]
             return ready
     return []
-
-
-def _wait_until(condition: Any, limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _order(log: str, process: str) -> list[int]:

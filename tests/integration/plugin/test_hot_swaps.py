@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 
 from tests.integration.plugin.conftest import RunMaker
 from tests.integration.plugin.runs import MadeAdapter
-from tests.integration.plugin.server import Server
+from tests.integration.plugin.server import Server, wait_until
 from tests.integration.plugin.tiny_model import true_tokens
 
 pytestmark = pytest.mark.slow
@@ -84,6 +85,7 @@ def test_a_hundred_swaps_under_load(
     print(f"{served.total()} requests, slowest {slowest_s:.2f} s")
     assert slowest_s < LONGEST_PAUSE_S
     assert len(server.status().runs[run.run_id].ready) == WINDOW
+    wait_until(lambda: len(set(re.findall(r"swaps-v\d+", server.text("/metrics")))) <= WINDOW)
     log = server.log.read_text()
     assert "staged adapters are what vLLM loads" in log
     assert "staging is off" not in log

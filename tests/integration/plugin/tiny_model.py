@@ -12,6 +12,7 @@ from safetensors.torch import save as save_tensors
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, logging
 
 from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
+from trl_async_bucket.adapter_config import portable_config
 
 logging.disable_progress_bar()
 
@@ -19,20 +20,23 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 VOCAB = 320
 
 
-def build_base(path: Path) -> Path:
+def build_base(path: Path, **shape: int) -> Path:
     """Write a random Qwen2 with a byte tokenizer, the same one every time."""
     torch.manual_seed(0)
     tokenizer = _tokenizer()
+    small = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,  # head size 32: vLLM's CPU attention takes no 16
+        "num_key_value_heads": 2,
+    }
     config = Qwen2Config(
         vocab_size=VOCAB,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,  # head size 32: vLLM's CPU attention takes no 16
-        num_key_value_heads=2,
         max_position_embeddings=512,
         tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
+        **{**small, **shape},
     )
     Qwen2ForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -61,10 +65,10 @@ def make_adapter(
         with torch.no_grad():
             parameter.normal_(std=0.2)
         tensors[name.replace(".default", "")] = parameter.detach().clone()
-    config = model.peft_config["default"].to_dict()
-    config["target_modules"] = sorted(config["target_modules"])
-    config["base_model_name_or_path"] = str(base)
-    return save_tensors(tensors), json.loads(json.dumps(config, default=str))
+    config = portable_config(
+        model.peft_config["default"], module_names=tensors, base_model=str(base)
+    )
+    return save_tensors(tensors), config
 
 
 def true_logprobs(base: Path, adapter: Path | None, tokens: list[int]) -> list[float]:

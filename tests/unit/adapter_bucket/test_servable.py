@@ -77,6 +77,13 @@ def test_rank_pattern_with_the_same_scaling_everywhere_is_served() -> None:
     assert largest_rank(config) == 16
 
 
+def test_patterns_that_may_meet_in_one_module_are_the_same_in_both_fields() -> None:
+    """Of q_proj, PEFT would take the rank 16 and the alpha 16 here: a scaling of its own."""
+    ranks, alphas = {"q_proj": 16}, {"self_attn.q_proj": 16, "q_proj": 32}
+    (fault,) = servable_faults({**PLAIN, "rank_pattern": ranks, "alpha_pattern": alphas})
+    assert "the same patterns, in the same order" in fault
+
+
 def test_rslora_scales_by_the_root_of_the_rank() -> None:
     config = {**PLAIN, "use_rslora": True, "rank_pattern": {"q_proj": 32}}
     assert servable_faults({**config, "alpha_pattern": {"q_proj": 32}}) == []

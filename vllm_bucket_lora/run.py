@@ -145,7 +145,7 @@ class Run:
         early_s = self.gap_s * (1 - EXPECTED_MARGIN) - quiet_s
         if early_s > 0:  # do not sleep over the time at which it is due
             return min(interval, max(early_s, EXPECTED_POLL_S))
-        if quiet_s <= self.gap_s * (1 + 2 * EXPECTED_MARGIN):
+        if quiet_s < self.gap_s * (1 + 2 * EXPECTED_MARGIN):
             return min(interval, EXPECTED_POLL_S)
         return interval
 

@@ -30,6 +30,7 @@ def test_polling_slows_down_without_news_and_is_eager_for_a_waiting_client() -> 
     store = MemoryStore()
     publish(claim(store), 1)
     run = follow(store)
+    assert interval(run, 0.0) == 0.5, "nothing is due while no two versions were seen"
     assert interval(run, 10.0) == 0.5
     assert 0.5 < interval(run, 300.0) < QUIET_POLL_S
     assert interval(run, 10_000.0) == QUIET_POLL_S

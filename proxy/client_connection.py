@@ -3,7 +3,7 @@
 For everything else it is uvicorn's protocol, unchanged. For a generation too uvicorn parses, keeps
 pipelined requests in their order, and decides how long a connection lives; but in place of a task
 that runs an app, the request body is collected here and a ``Generation`` is begun, which answers
-through ``respond`` and ``stream`` without waiting for anything. Builds on uvicorn 0.34 to 0.54.
+through ``respond`` and ``stream`` without waiting for anything. Builds on uvicorn 0.53 and 0.54.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
+from adapter_bucket.errors import UnsupportedUpstream
 from bucket_lora_proxy.errors import ApiError, ErrorType, Headers
 from bucket_lora_proxy.forward import GENERATION_PATHS, Forwarder
 from bucket_lora_proxy.generation import Generation
@@ -26,6 +31,21 @@ from bucket_lora_proxy.guard import GuardedProtocol
 from bucket_lora_proxy.request_body import too_large, too_slow
 
 log = logging.getLogger("bucket_lora_proxy")
+
+
+def check_server(protocol: type) -> None:
+    """Refuse a uvicorn that would not ask this module: it would answer generations with 405.
+
+    Raises:
+        UnsupportedUpstream: it is older (or made otherwise).
+    """
+    if not hasattr(protocol, "_start_asgi_task"):
+        raise UnsupportedUpstream(
+            f"uvicorn {uvicorn.__version__} begins requests in another way; install 0.53 or 0.54"
+        )
+
+
+check_server(HttpToolsProtocol)
 
 
 class Phase(Enum):

@@ -2,7 +2,7 @@
 
 uvicorn bounds neither the size of a head nor the time it may take, so one slow or endless client
 could hold a connection, and memory, for ever. Builds on ``HttpToolsProtocol``'s callbacks (uvicorn
-0.34 to 0.54); can go once uvicorn has such limits for its httptools protocol.
+0.53 and 0.54); can go once uvicorn has such limits for its httptools protocol.
 """
 
 from __future__ import annotations

@@ -11,7 +11,10 @@ import re
 from typing import Any, cast
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from adapter_bucket.errors import UnsupportedUpstream
+from bucket_lora_proxy.client_connection import check_server
 from tests.proxy.proxy_harness import Client, Harness, Proxy, until
 from tests.proxy.stand_in import Behaviour, StandIn
 from tests.proxy.wire import Received, answer, answer_json, begin_stream, chunk
@@ -191,3 +194,9 @@ async def test_a_fault_of_the_proxy_is_an_error_for_one_request_and_not_a_silenc
     assert (failed.status, failed.error_type) == (500, "internal")
     assert "ZeroDivisionError" in caplog.text
     assert proxy.deps.forwarder.running == set()
+
+
+def test_a_uvicorn_that_begins_requests_in_another_way_is_refused() -> None:
+    check_server(HttpToolsProtocol)
+    with pytest.raises(UnsupportedUpstream, match="begins requests"):
+        check_server(asyncio.Protocol)

@@ -170,7 +170,8 @@ async def test_a_head_that_never_ends_is_closed(
             async with asyncio.timeout(2):
                 for _ in range(3):  # a byte now and then does not extend it
                     await asyncio.sleep(0.08)
-                    client.writer.write(b"x" if data else b"")
+                    if not client.writer.transport.is_closing():  # on a slow machine it is
+                        client.writer.write(b"x" if data else b"")
                 assert await client.reader.read() == b""
     async with proxy.client() as client:  # but an idle kept connection is not touched by it
         await client.send("GET", "/health")

@@ -1,6 +1,8 @@
 # `make help` lists the targets. All of them set up .venv first; that costs nothing once it is done.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 RUN := .venv/bin/python
+# Two processes, each with servers of its own. Torch's thread pools would wait for one another.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(or $(TEST_PROCESSES),2) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast lint bench docs faults setup clean trl-matrix dist sbom extras
@@ -16,10 +18,10 @@ demo: setup ## Watch a real GRPO run learn over a bucket (S3=1: over a real S3 s
 
 test: setup ## Run all tests, with real vLLM, TRL and S3 servers
 	-@$(RUN) scripts/vllm_matrix.py --prepare 0.29.0 0.32.0 # without network its test is skipped
-	@$(RUN) -m pytest $(TEST_ARGS)
+	@$(PYTEST) $(TEST_ARGS)
 
 test-fast: setup ## Run the tests that start no vLLM and no TRL
-	@$(RUN) -m pytest -m "not slow" $(TEST_ARGS)
+	@$(PYTEST) -m "not slow" $(TEST_ARGS)
 
 lint: setup ## Format check, lint, types
 	@$(RUN) -m ruff format --check .

@@ -7,6 +7,7 @@ rollout worker) goes with it. Ends processes by pid only.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,12 @@ from typing import IO
 
 TERM_WAIT_S = 15.0
 """How long a process may take to end after SIGTERM before it is killed."""
+
+_PORTS = (20_000, 32_000)
+"""Below what Linux (from 32768), macOS and Windows (from 49152) give to outgoing connections."""
+
+_given: set[int] = set()
+"""By this process: their servers may not have bound them yet."""
 
 
 @dataclass
@@ -112,12 +119,22 @@ class Processes:
         self._children.clear()
 
 
-def free_port() -> int:
-    """A TCP port on the loopback address that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(*, pair_offset: int = 0) -> int:
+    """A TCP port on the loopback address that was free a moment ago, and so ``+ pair_offset``.
+
+    A server binds it seconds or minutes later. So it is none of those that the system gives to
+    outgoing connections, and chosen at random, since other processes look for one, too.
+    """
+    while True:
+        port = random.randrange(*_PORTS)
+        wanted = {port, port + pair_offset}
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            if pair_offset:
+                second.bind(("127.0.0.1", port + pair_offset))
+            if not wanted & _given:
+                _given.update(wanted)
+                return port
 
 
 def _signal_group(pid: int, number: int) -> None:

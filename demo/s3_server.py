@@ -57,13 +57,9 @@ def start_s3(processes: Processes, data_dir: Path) -> S3Demo:
 
 
 def _ports() -> dict[str, int]:
-    """Free ports; the server also uses each port + 10000 for gRPC, so stay in the lower range."""
-    ports: dict[str, int] = {}
-    while len(ports) < 5:
-        port = free_port()
-        if port < 55000 and port not in ports.values():
-            ports[("s3", "master", "filer", "volume", "admin")[len(ports)]] = port
-    return ports
+    """Free ports. The server uses each port + 10000 for gRPC, too."""
+    names = ("s3", "master", "filer", "volume", "admin")
+    return {name: free_port(pair_offset=10_000) for name in names}
 
 
 def _make_bucket(endpoint: str, env: dict[str, str], child: Child) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import trustme
 from botocore.exceptions import BotoCoreError, ClientError
 
 from adapter_bucket.s3_settings import S3Settings, make_client
+from demo.processes import free_port
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
@@ -70,19 +70,6 @@ class S3Server:
         if self.ca_bundle:
             settings["ca_bundle"] = self.ca_bundle
         return f"s3://{bucket}/{prefix}?{urlencode(settings)}"
-
-
-def free_port(*, pair_offset: int = 0) -> int:
-    """A port that is free now, and so is ``port + pair_offset``."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            if not pair_offset:
-                return port
-            with suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + pair_offset))
-                return port
 
 
 def write_certificates(folder: Path) -> tuple[Path, Path, Path]:

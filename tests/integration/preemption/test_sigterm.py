@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from adapter_bucket.manifest import RunState
+from demo.processes import free_port
 from tests.integration.preemption.conftest import Bench, Trainer
-from tests.s3_servers import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

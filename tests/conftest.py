@@ -8,8 +8,14 @@ import pytest
 
 TESTS = Path(__file__).parent
 
-SHARE_SERVERS = ("integration/loop", "integration/plugin", "integration/trainers", "contract")
-"""Folders whose files use the same servers. Any other file is a group of its own."""
+SHARE_SERVERS = (
+    "contract",
+    "integration/loop",
+    "integration/parallel",
+    "integration/plugin",
+    "integration/trainers",
+)
+"""Folders whose files use the same servers or libraries. Any other file is a group of its own."""
 
 
 @pytest.hookimpl(tryfirst=True)

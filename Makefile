@@ -27,7 +27,7 @@ lint: setup ## Format check, lint, types
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy -p adapter_bucket -p trl_async_bucket -p vllm_bucket_lora -p bucket_lora_proxy -p demo
-	@$(RUN) -m mypy scripts tests benchmarks
+	@$(RUN) -m mypy scripts tests benchmarks examples
 
 bench: setup ## Run the benchmarks
 	@$(RUN) -m pytest benchmarks --benchmark-only $(BENCH_ARGS)

@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 RUN := .venv/bin/python
 # Two processes, each with servers of its own. Torch's thread pools would wait for one another.
-PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(or $(TEST_PROCESSES),2) --dist loadgroup --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(or $(TEST_PROCESSES),2)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast lint bench docs faults setup clean trl-matrix dist sbom extras

@@ -1,31 +1,40 @@
-"""Which tests share a process, because they share servers; slow ones go first."""
+"""Which tests share a process (`make test` starts two): those that share servers.
+
+xdist's own groups, by a mark, end in the test's id, which pytest 9.2 no longer takes.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parent
-
 SHARE_SERVERS = (
-    "contract",
-    "integration/loop",
-    "integration/parallel",
-    "integration/plugin",
-    "integration/trainers",
+    "tests/contract",
+    "tests/integration/loop",
+    "tests/integration/parallel",
+    "tests/integration/plugin",
+    "tests/integration/trainers",
 )
 """Folders whose files use the same servers or libraries. Any other file is a group of its own."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name each test's group, which one process runs, and let nothing slow begin last."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item.path.relative_to(TESTS))))
+    """Let nothing slow begin last."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # stable
 
 
-def _group(path: Path) -> str:
-    folder = path.parent.as_posix()
-    return folder if folder in SHARE_SERVERS else path.as_posix()
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole groups to processes, in the order above."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServers(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = PurePosixPath(nodeid.partition("::")[0])
+            folder = str(path.parent)
+            return folder if folder in SHARE_SERVERS else str(path)
+
+    config.option.loadscopereorder = False
+    return ByServers(config, log)

@@ -33,9 +33,14 @@ def test_a_run_goes_on_through_faults_and_its_records_prove_it(tmp_path: Path) -
             said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said[-5000:]
     results = json.loads(file.read_text())
-    assert {key: cell["outcome"] for key, cell in results["cells"].items()} == {
+    outcomes = {key: cell["outcome"] for key, cell in results["cells"].items()}
+    # Whether a newer version came in time is chance.
+    assert outcomes.pop("corrupt/store:load") in (
+        "went on",
+        "stopped: ReplicasRefused, went on after restart",
+    )
+    assert outcomes == {
         "kill/trainer:publish": "went on after restart",
-        "corrupt/store:load": "went on",
         "cut/trainer-store:snapshot": "went on",
         "503/store:checkpoint": "went on",
     }

@@ -37,7 +37,7 @@ def test_a_run_goes_on_through_faults_and_its_records_prove_it(tmp_path: Path) -
     # Whether a newer version came in time is chance.
     assert outcomes.pop("corrupt/store:load") in (
         "went on",
-        "stopped: ReplicasRefused, went on after restart",
+        "stopped: ReplicasRefused; went on after restart",
     )
     assert outcomes == {
         "kill/trainer:publish": "went on after restart",

@@ -21,7 +21,7 @@ from adapter_bucket.stores import open_store
 
 logger = logging.getLogger(__name__)
 
-LIMIT_S = 2.0
+LIMIT_S = 5.0
 """Longest delay of the server's end: a reader notices the silence anyway, after a while."""
 
 _NOTE = "heartbeats.json"

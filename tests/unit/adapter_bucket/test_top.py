@@ -154,16 +154,27 @@ def test_a_run_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str],
     assert frame(capsys, url, "nothing")["error"] == "NotPublished"
 
 
-def test_the_view_is_live_in_a_terminal(url: str) -> None:
-    """In a real terminal: a version that is published appears, and Ctrl-C ends it."""
+@contextmanager
+def top_in_a_terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """``bucket-lora top`` in a real terminal: the end to read from, and the process."""
     main_end, terminal = pty.openpty()
-    command = [sys.executable, "-m", "adapter_bucket.cli", "top", url, "run-1", "--interval", "0.2"]
+    command = [sys.executable, "-m", "adapter_bucket.cli", "top", *arguments, "--interval", "0.2"]
     child = subprocess.Popen(
         command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "50"},
     )  # fmt: skip
     os.close(terminal)
     try:
+        yield main_end, child
+    finally:
+        child.kill()
+        child.wait()
+        os.close(main_end)
+
+
+def test_the_view_is_live_in_a_terminal(url: str) -> None:
+    """In a real terminal: a version that is published appears, and Ctrl-C ends it."""
+    with top_in_a_terminal(url, "run-1") as (main_end, child):
         _read_until(main_end, r"version 3 ")
         writer = RunWriter.claim(
             FileStore.open(url), "run-1", base_model=BASE, window=4, writer_id="w", takeover=True
@@ -172,30 +183,15 @@ def test_the_view_is_live_in_a_terminal(url: str) -> None:
         _read_until(main_end, r"version 4 ")
         child.send_signal(signal.SIGINT)
         assert child.wait(20) == 130
-    finally:
-        child.kill()
-        child.wait()
-        os.close(main_end)
 
 
 def test_in_a_terminal_it_waits_for_a_run_to_begin(tmp_path: Path) -> None:
     bucket = (tmp_path / "bucket").as_uri()
     store = FileStore.open(bucket)
-    main_end, terminal = pty.openpty()
-    command = [sys.executable, "-m", "adapter_bucket.cli", "top", bucket, "--interval", "0.2"]
-    child = subprocess.Popen(
-        command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "50"},
-    )  # fmt: skip
-    os.close(terminal)
-    try:
+    with top_in_a_terminal(bucket) as (main_end, _):
         _read_until(main_end, r"waiting: no run in")
         RunWriter.claim(store, "run-late", base_model=BASE, window=2, writer_id="w")
         _read_until(main_end, r"run-late  running")
-    finally:
-        child.kill()
-        child.wait()
-        os.close(main_end)
 
 
 def _read_until(descriptor: int, pattern: str) -> None:

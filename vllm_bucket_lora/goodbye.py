@@ -21,7 +21,7 @@ from adapter_bucket.stores import open_store
 
 logger = logging.getLogger(__name__)
 
-LIMIT_S = 5.0
+LIMIT_S = 10.0
 """Longest delay of the server's end: a reader notices the silence anyway, after a while."""
 
 _NOTE = "heartbeats.json"
@@ -44,25 +44,46 @@ def note_heartbeats(directory: Path, note: Note) -> None:
     staged.replace(directory / _NOTE)
 
 
-def take_back_left(session: Path, *, open_: Callable[[str], Store] = open_store) -> None:
-    """Remove the heartbeats that are noted anywhere in the server's directory. Bounded in time."""
-    notes = [note for path in session.glob(f"*/{_NOTE}") if (note := _read(path)) and note.runs]
+class LastWord:
+    """Takes back, when this process ends, the heartbeats that are noted in the server's directory.
 
-    def work() -> None:
-        for note in notes:
-            try:
-                store = open_(note.url)
-                for run_id in note.runs:
-                    remove_heartbeat(store, run_id, note.replica_id)
-            except BucketError as error:
-                logger.warning(
-                    "heartbeats of %s stay until they expire: %s", note.replica_id, error
-                )
+    Its thread starts now and waits: from Python 3.12.0 on, an interpreter that ends may be unable
+    to start one, and without a thread an absent bucket could hold the server's end up for minutes.
+    """
 
-    if notes:
-        thread = threading.Thread(target=work, name="bucket-lora-goodbye", daemon=True)
-        thread.start()
-        thread.join(LIMIT_S)
+    def __init__(self, session: Path, *, open_: Callable[[str], Store] = open_store) -> None:
+        self._session = session
+        self._open = open_
+        self._ending = threading.Event()
+        self._done = threading.Event()
+        threading.Thread(target=self._work, name="bucket-lora-goodbye", daemon=True).start()
+
+    def say(self, limit_s: float = LIMIT_S) -> None:
+        """Take them back now; return after ``limit_s`` at the latest, and log if it was cut."""
+        self._ending.set()
+        if not self._done.wait(limit_s):
+            logger.warning(
+                "heartbeats stay until they expire: the bucket took more than %.0f s", limit_s
+            )
+
+    def _work(self) -> None:
+        self._ending.wait()
+        try:
+            for path in self._session.glob(f"*/{_NOTE}"):
+                if note := _read(path):
+                    self._take_back(note)
+        finally:
+            self._done.set()
+
+    def _take_back(self, note: Note) -> None:
+        if not note.runs:
+            return
+        try:
+            store = self._open(note.url)
+            for run_id in note.runs:
+                remove_heartbeat(store, run_id, note.replica_id)
+        except BucketError as error:
+            logger.warning("heartbeats of %s stay until they expire: %s", note.replica_id, error)
 
 
 def _read(path: Path) -> Note | None:

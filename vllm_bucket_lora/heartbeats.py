@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, wait
 
 from adapter_bucket.errors import BucketError, StoreDenied
 from adapter_bucket.heartbeat import (
@@ -63,7 +63,8 @@ class Heart:
         self._settle_s = settle_s
         self._sequence = 0
         self._alive: set[str | None] = set()
-        """Runs, and ``None`` for the server itself, of which a heartbeat is in the bucket."""
+        """Runs, and ``None`` for the server itself, of which a heartbeat may be in the bucket."""
+        self._sending: Future[None] | None = None
         self._tidied = False
         self._denied_until = 0.0
         self._news = asyncio.Event()
@@ -107,8 +108,10 @@ class Heart:
         loop = asyncio.get_running_loop()
         try:
             if set(current) - self._alive:  # before there is one that nobody would take back
-                self._note_alive({*current, *self._alive})
-            await loop.run_in_executor(self._executor, self._send, beats, ended)
+                self._alive.update(current)
+                self._note_alive(self._alive)
+            self._sending = self._executor.submit(self._send, beats, ended)
+            await asyncio.wrap_future(self._sending)
         except BucketError as error:
             self._note(error)
         else:
@@ -155,9 +158,13 @@ class Heart:
         # A thread that nobody waits for longer than this: an absent bucket must not hold the
         # server's end up, and a reader notices the silence anyway.
         def take_back() -> None:
-            with contextlib.suppress(BucketError):
+            if self._sending is not None:  # it would write them again
+                wait([self._sending])
+            try:
                 self._send([], self._alive)
                 self._note_alive(set())
+            except BucketError as error:
+                logger.warning("heartbeats stay until they expire: %s", error)
 
         if self._alive:
             thread = threading.Thread(target=take_back, name="bucket-lora-goodbye", daemon=True)

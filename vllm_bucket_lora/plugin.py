@@ -31,7 +31,7 @@ from vllm_bucket_lora.config import (
     load_signing_keys,
     resolve_options,
 )
-from vllm_bucket_lora.goodbye import take_back_left
+from vllm_bucket_lora.goodbye import LastWord
 from vllm_bucket_lora.session import create_session, remove_session
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def activate(args: argparse.Namespace) -> None:
     allow_endpoint_plugin()
     session = create_session(args.bucket_lora_cache_dir)
     atexit.register(remove_session, session)
-    atexit.register(take_back_left, session.path)  # runs first
+    atexit.register(LastWord(session.path).say)  # runs first
     args.bucket_lora_session_dir = str(session.path)
     os.environ[SESSION_ENV] = str(session.path)
     os.environ[URL_ENV] = args.bucket_lora_url

@@ -124,7 +124,7 @@ class Proxy:
     async def until_up(self, count: int) -> None:
         """Wait until this many replicas are in rotation."""
         fleet = self.deps.fleet
-        assert await fleet.changed_until(lambda: len(fleet.up()) == count, 5.0), [
+        assert await fleet.changed_until(lambda: len(fleet.up()) == count, 30.0), [
             replica.reason for replica in fleet.replicas
         ]
 
@@ -135,7 +135,7 @@ class Proxy:
         def asked() -> bool:
             return all(replica.reason != "not asked yet" for replica in fleet.replicas)
 
-        assert await fleet.changed_until(asked, 5.0)
+        assert await fleet.changed_until(asked, 30.0)
 
     def in_flight(self) -> list[int]:
         return [replica.in_flight for replica in self.deps.fleet.replicas]
@@ -144,7 +144,7 @@ class Proxy:
         return [replica.outstanding for replica in self.deps.fleet.replicas]
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait until the condition holds, looking often. For what tells nobody when it changes."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():

@@ -57,7 +57,7 @@ async def test_no_replica_is_told_at_once_with_the_reason_and_heals(
     begun = time.monotonic()
     answer = await proxy.generate("run-v1")
     health = await proxy.get("/health")
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 10  # not after the 30 s of an adapter that may yet come
     assert answer.status == health.status == 503
     assert bucket in answer.json()["error"]["message"]
     assert health.json()["status"] == "unhealthy"

@@ -133,12 +133,12 @@ def test_a_decision_about_2048_tokens_among_16_replicas_takes_at_most_100_us() -
     took = []
     for content in contents:
         for _ in range(8):
-            begun = time.perf_counter()
+            begun = time.thread_time()  # other processes may take the core meanwhile
             described = hasher.prompt("run-v1", content, 300)
             choice = router.pick(fleet, described)
             assert choice is not None
             router.end(choice, router.begin(choice, described))
-            took.append(time.perf_counter() - begun)
+            took.append(time.thread_time() - begun)
     took.sort()
     # The median of a group's requests. A prompt's first request hashes it: 1 of 8.
     assert took[len(took) // 2] < 100e-6, [f"{seconds * 1e6:.0f}" for seconds in took[::16]]

@@ -30,7 +30,7 @@ ROUND_DIGITS = 5
 
 TOLERANCES = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.5}
 """By serving dtype: largest difference between trainer and engine that passes as rounding, nats.
-Measured for float32 and bfloat16; figures and reasons in ``docs/decisions/0040-the-probe.md``."""
+Measured for each; figures and reasons in ``docs/decisions/0040-the-probe.md``."""
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Logprob = Annotated[float, Field(ge=-1e4, le=1e-3)]

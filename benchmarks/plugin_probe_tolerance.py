@@ -1,6 +1,6 @@
 """How far an engine's log-probabilities are from a trainer's, though both hold the same adapter.
 
-    python benchmarks/plugin_probe_tolerance.py [float32 bfloat16 …]
+    python benchmarks/plugin_probe_tolerance.py [float32 bfloat16 float16]
 
 Real vLLM on one side, transformers and PEFT on the other; random models whose distributions are
 about as sharp as a trained one's, random adapters with a strong effect, a probe of 64 tokens. The
@@ -38,7 +38,7 @@ ENV = {
 
 
 def main() -> None:
-    dtypes = sys.argv[1:] or ["float32", "bfloat16"]
+    dtypes = sys.argv[1:] or ["float32", "bfloat16", "float16"]
     print("| model | engine | trainer | rank | mean | 99 % | largest | effect of the adapter |")
     print("|---|---|---|---|---|---|---|---|")
     for dtype in dtypes:

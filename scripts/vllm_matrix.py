@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     own, _, pytest_arguments = _split(arguments)
     prepare_only = "--prepare" in own
     versions = [argument for argument in own if argument != "--prepare"]
-    if not versions:
+    if not versions or any(version.startswith("-") for version in versions):
         print(__doc__)
         return 2
     try:

@@ -14,6 +14,9 @@ from tests.integration.plugin.server import command, environment
 
 pytestmark = pytest.mark.slow
 
+LIMIT_S = 280.0
+"""A tenth of it is usual; importing vLLM takes eight seconds of a core, which others may want."""
+
 ON = ("--enable-lora", "--plugin=bucket-lora")
 
 # vLLM's own parser, as `vllm serve` builds it; importing it takes seconds, so once for all cases.
@@ -77,7 +80,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         env={name: value for name, value in env.items() if name not in AWS_KEYS},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=True,
     )
     document = json.loads(done.stdout.splitlines()[-1])
@@ -132,7 +135,7 @@ def test_the_real_command_ends_before_it_loads_a_model(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 2

@@ -13,6 +13,9 @@ from adapter_bucket.errors import ConfigError
 from adapter_bucket.servable import rank_remedy, servable_faults
 from adapter_bucket.status import ReplicaStatus, slots_needed
 
+BITSANDBYTES = "bitsandbytes"
+"""The same word in transformers' configs and in vLLM's."""
+
 
 def check_adapter_config(adapter_config: Mapping[str, Any]) -> None:
     """Refuse a PEFT config that vLLM cannot serve as a plain LoRA adapter.
@@ -70,7 +73,10 @@ def check_replicas(
 
 
 def check_quantization(replicas: Mapping[str, ReplicaStatus], trained: str | None) -> None:
-    """Refuse replicas that serve the whole base model of an adapter trained on a quantised one.
+    """Refuse replicas that serve the base model of an adapter trained on a quantised one otherwise.
+
+    Only of bitsandbytes it is known that no other method computes the same: the others have one
+    name in transformers and several in vLLM. A replica that does not say is believed.
 
     Args:
         replicas: Status by URL.
@@ -80,11 +86,16 @@ def check_quantization(replicas: Mapping[str, ReplicaStatus], trained: str | Non
         ConfigError: names the replica and both ways out.
     """
     for url, replica in replicas.items():
-        if trained is not None and replica.quantization == "none":
+        served = replica.quantization
+        if trained is None or not served:
+            continue
+        if served == "none" or (trained == BITSANDBYTES and served != BITSANDBYTES):
+            how = "as it is" if served == "none" else f"as {served}"
             raise ConfigError(
-                f"the base model is trained quantised ({trained}), and replica {url} serves it as "
-                "it is: the sampled policy would be another one than the trained. Start the "
-                "replica with the same --quantization, or train without quantization_config"
+                f"the base model is trained quantised ({trained}), and replica {url} serves it "
+                f"{how}: the sampled policy would be another one than the "
+                "trained. Start the replica with the same --quantization (bitsandbytes needs "
+                "vllm-bnb-plugin from vLLM 0.28 on), or train without quantization_config"
             )
 
 

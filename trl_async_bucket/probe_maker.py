@@ -99,11 +99,17 @@ class ProbeMaker:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
+    for module, _ in modes:
+        if hasattr(module, "quant_state"):
+            # bitsandbytes' 4-bit layer, to which its mode says one thing only: at a forward in eval
+            # mode a CPU with AVX512-BF16 has its weight laid out anew, for good, after which it
+            # gives no gradient to what is below it, and is no shard any more.
+            module.training = True
     try:
         with torch.no_grad():
             yield
     finally:
-        for module in training:  # each by itself: a frozen part may have been in eval mode
-            module.training = True
+        for module, mode in modes:  # each by itself: a frozen part may have been in eval mode
+            module.training = mode

@@ -1,8 +1,4 @@
-"""A probe made on two ranks in the middle of training, beside one of the same weights on one.
-
-Not with a quantised base: on CPUs with AVX512-BF16 bitsandbytes lays a weight out anew at its first
-forward in eval mode, for good, and it can neither lie in shards nor be trained beside any more.
-"""
+"""A probe made on two ranks in the middle of training, beside one of the same weights on one."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_sync_gathers_once_at_most(runs: Runs, name: str) -> None:
     assert later == [GATHERED if sharded else STATUS] * len(later)
 
 
-@pytest.mark.parametrize("name", [name for name in SETUPS if SETUPS[name].quantise is None])
+@pytest.mark.parametrize("name", SETUPS)
 def test_a_probe_is_what_one_process_computes_with_these_weights(runs: Runs, name: str) -> None:
     assert runs.report(name)["probe_difference"] < 1e-4
 

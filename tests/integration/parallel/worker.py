@@ -127,20 +127,18 @@ def train(setup: Setup, out: Path) -> dict[str, Any]:
     trainer.add_callback(sync)
     trainer.add_callback(SaveEachStep(trainer, out))
     probing = ProbeOnce(trainer)
-    if setup.quantise is None:  # see probing.py
-        trainer.add_callback(probing)
+    trainer.add_callback(probing)
     trainer.train()
     if not trainer.accelerator.is_main_process:
         return {}
-    report: dict[str, Any] = {
+    assert probing.probe is not None
+    return {
         "model": type(trainer.model_wrapped).__name__,
         "collectives": sync.collectives,
         "steps": [compare(out, step) for step in range(1, STEPS + 1)],
         "base": base_weights(trainer.model),
+        "probe_difference": difference_to_one_process(probing.probe, setup, out),
     }
-    if probing.probe is not None:
-        report["probe_difference"] = difference_to_one_process(probing.probe, setup, out)
-    return report
 
 
 def make_trainer(setup: Setup, out: Path) -> Any:

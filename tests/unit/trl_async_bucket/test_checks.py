@@ -22,9 +22,19 @@ def replica(**changes: Any) -> dict[str, ReplicaStatus]:
     return {"http://r1": ReplicaStatus(**settings)}
 
 
-def test_an_adapter_of_a_quantised_base_is_not_served_on_the_whole_one() -> None:
-    with pytest.raises(ConfigError, match=r"bitsandbytes.*http://r1.*--quantization"):
-        check_quantization(replica(quantization="none"), "bitsandbytes")
+@pytest.mark.parametrize(
+    ("trained", "served", "told"),
+    [
+        ("bitsandbytes", "none", "as it is"),
+        ("gptq", "none", "as it is"),
+        ("bitsandbytes", "fp8", "as fp8"),
+    ],
+)
+def test_an_adapter_of_a_quantised_base_is_not_served_on_another_one(
+    trained: str, served: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{trained}.*http://r1 .*{told}.*--quantization"):
+        check_quantization(replica(quantization=served), trained)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +59,12 @@ def test_another_revision_of_the_base_model_is_refused(
         check_replicas(replicas, base_model=base, rank=8, window=2)
 
 
-@pytest.mark.parametrize("served", ["bitsandbytes", ""])
-def test_the_same_quantization_or_an_unknown_one_is_accepted(served: str) -> None:
-    check_quantization(replica(quantization=served), "bitsandbytes")
+@pytest.mark.parametrize(
+    ("trained", "served"),
+    [("bitsandbytes", "bitsandbytes"), ("bitsandbytes", ""), ("gptq", "gptq_marlin")],
+)
+def test_the_same_quantization_or_an_unknown_one_is_accepted(trained: str, served: str) -> None:
+    check_quantization(replica(quantization=served), trained)
 
 
 def test_a_whole_base_may_be_served_in_any_way() -> None:

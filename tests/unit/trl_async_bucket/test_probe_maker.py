@@ -53,6 +53,28 @@ def test_making_a_probe_changes_nothing_of_the_model() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_layer_of_bitsandbytes_is_never_called_in_eval_mode(mode: bool) -> None:
+    """On a CPU it would lay its weight out anew; the real one is in tests/integration/parallel."""
+    import torch
+
+    modes: list[tuple[bool, bool]] = []
+
+    class Quantised(torch.nn.Module):  # type: ignore[misc]
+        quant_state = None
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            modes.append((self.training, model.training))
+            return states
+
+    model = tiny_peft_model()
+    model.base_model.model.model.norm = torch.nn.Sequential(Quantised())
+    model.train(mode)
+    ProbeMaker([1, 2, 3], dtype="float32").make(model)
+    assert modes == [(True, False)] * 2
+    assert {module.training for module in model.modules()} == {mode}
+
+
 def test_a_model_that_cannot_be_called_says_how_to_do_without() -> None:
     maker = ProbeMaker([1, 2], dtype="float32", score=partial(score_plainly, input_ids=1))
     with pytest.raises(ConfigError, match="bucket_probe_every=0"):

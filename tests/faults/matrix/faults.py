@@ -295,6 +295,6 @@ def _second_trainer_refused(scene: Scene, release: Released) -> None:
         second.kill()
         raise RuntimeError("a second trainer was not refused")
     stopped = scene.record.of("stopped", life=second.name)
-    if not stopped or not stopped[-1]["stopped"].startswith("ConfigError: "):
+    if not stopped or not stopped[-1]["stopped"].startswith("FencedError: "):
         raise RuntimeError(f"the second trainer ended without a named error: {stopped}")
     release()

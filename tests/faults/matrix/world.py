@@ -49,6 +49,12 @@ TRAINER_ENV = {
 }
 
 
+ONE_PROCESS_LESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""The engine's process runs the model, as on one GPU. vLLM's CPU build else starts a worker for it,
+which spins on a core for a second after each step: two replicas would leave no core for the rest.
+The server's process and the engine's stay apart: an asynchronous server ignores the switch."""
+
+
 @dataclass
 class Proxy:
     """The proxy with its certificate and tokens, which faults change."""
@@ -172,7 +178,7 @@ class World:
     def start_replica(self, name: str) -> None:
         """Start it at the port it always has."""
         clock = self.clocks.get(name)
-        env = {**self.s3.env, **(clock.environment if clock else {})}
+        env = {**self.s3.env, **ONE_PROCESS_LESS, **(clock.environment if clock else {})}
         server = start_replica(
             self.processes, name, self.model, self.url_through(name),
             "--bucket-lora-cache-dir", str(self.disks[name].path),

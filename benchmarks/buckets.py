@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,26 +29,25 @@ def buckets(folder: Path, rtts_ms: list[int], bytes_per_s: float) -> Iterator[li
 
     Sets this process's AWS variables: the replicas it starts inherit them.
     """
-    with Processes(folder / "logs", lambda _name, _line: None) as processes:
+    with (
+        Processes(folder / "logs", lambda _name, _line: None) as processes,
+        ExitStack() as stack,
+    ):
         s3 = start_s3(processes, folder / "s3")
+        stack.callback(s3.child.kill)  # it would take 5 s to end, and its data is thrown away
         os.environ.update(s3.env)
         endpoint = s3.url.partition("endpoint_url=")[2]
         found = [Bucket("folder", (folder / "bucket").as_uri()), Bucket("S3, loopback", s3.url)]
-        links = []
         for rtt_ms in rtts_ms:
-            link = SlowLink(
-                "127.0.0.1",
-                int(endpoint.rpartition(":")[2]),
-                rtt_s=rtt_ms / 1000,
-                bytes_per_s=bytes_per_s,
+            link = stack.enter_context(
+                SlowLink(
+                    "127.0.0.1",
+                    int(endpoint.rpartition(":")[2]),
+                    rtt_s=rtt_ms / 1000,
+                    bytes_per_s=bytes_per_s,
+                )
             )
-            links.append(link.__enter__())
             url = s3.url.replace(endpoint, f"http://127.0.0.1:{link.port}")
             name = f"S3, {rtt_ms} ms, {bytes_per_s / 1e6:.0f} MB/s"
             found.append(Bucket(name, url, rtt_ms / 1000, bytes_per_s))
-        try:
-            yield found
-        finally:
-            for link in links:
-                link.__exit__(None, None, None)
-            s3.child.kill()  # it would take 5 s to end, and its data is thrown away
+        yield found

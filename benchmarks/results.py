@@ -1,7 +1,6 @@
 """What a benchmark leaves behind: the machine, the versions, the commit and its rows, as JSON.
 
-``benchmarks.report`` reads what is committed in ``benchmarks/results`` and writes the tables of
-``docs/performance.md``. By default a run writes to ``.benchmarks``, which git ignores.
+By default a run writes to ``.benchmarks``, which git ignores.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 IGNORED = ROOT / ".benchmarks"
-COMMITTED = ROOT / "benchmarks" / "results"
 PACKAGES = ("trl-async-bucket", "torch", "trl", "peft", "vllm", "boto3", "pydantic", "safetensors")
 
 

@@ -72,6 +72,11 @@ class FileLock:
     def __enter__(self) -> FileLock:
         return self
 
+    @property
+    def sha256(self) -> str:
+        """Of the staged content, hexadecimal."""
+        return self._digest.hex()
+
     def __exit__(self, *exc: object) -> None:
         self._release()
         shutil.rmtree(self._stage, ignore_errors=True)

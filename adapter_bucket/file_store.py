@@ -79,8 +79,7 @@ class FileStore:
 
     def create(self, key: str, data: Payload) -> str:
         """See ``Store.create``."""
-        self._create(key, data)
-        return _etag(data)
+        return self._create(key, data)
 
     def replace(self, key: str, data: Payload, *, etag: str) -> str:
         """See ``Store.replace``."""
@@ -93,8 +92,7 @@ class FileStore:
             if current != etag:
                 raise PreconditionFailed(f"{key} in {self.url} was changed by another writer")
 
-        self._exclusively(key, data, check)
-        return _etag(data)
+        return self._exclusively(key, data, check)
 
     def overwrite(self, key: str, data: Payload) -> str:
         """See ``Store.overwrite``."""
@@ -102,9 +100,9 @@ class FileStore:
         try:
             with _staged(path, data) as stage:
                 stage.commit()
+                return stage.sha256
         except OSError as error:
             raise _store_error(error, key) from error
-        return _etag(data)
 
     def get(
         self, key: str, *, if_none_match: str | None = None, max_bytes: int | None = None
@@ -204,20 +202,22 @@ class FileStore:
                         removed += 1
         return removed
 
-    def _create(self, key: str, data: Payload | FileSlices) -> None:
+    def _create(self, key: str, data: Payload | FileSlices) -> str:
         def check(path: Path) -> None:
             if path.exists():
                 raise PreconditionFailed(f"{key} exists already in {self.url}")
 
-        self._exclusively(key, data, check)
+        return self._exclusively(key, data, check)
 
     def _exclusively(
         self, key: str, data: Payload | FileSlices, check: Callable[[Path], None]
-    ) -> None:
+    ) -> str:
+        """Returns the ETag, which is the digest that staging took anyway."""
         path = self._path(key)
         try:
             with _staged(path, data) as stage:
                 stage.commit_exclusively(check)
+                return stage.sha256
         except BucketError:
             raise
         except OSError as error:

@@ -5,10 +5,10 @@ RUN := .venv/bin/python
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(or $(TEST_PROCESSES),2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench docs faults setup clean trl-matrix dist sbom extras
+.PHONY: help demo test test-fast lint bench bench-results bench-report docs faults setup clean trl-matrix dist sbom extras
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: ## Create or update .venv
 	@$(PYTHON) scripts/set_up.py
@@ -31,6 +31,16 @@ lint: setup ## Format check, lint, types
 
 bench: setup ## Run the benchmarks
 	@$(RUN) -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
+
+bench-results: setup ## Take the CPU figures of docs/performance.md anew (half an hour; needs a quiet machine)
+	@set -e; export OMP_NUM_THREADS=1; \
+	for what in round_trips optimizer_blocked "optimizer_blocked --processes 2" publish_to_ready \
+		"end_to_end --way bucket" "end_to_end --way stock" \
+		growth_watchers growth_manifest growth_prefixes growth_tensors; \
+	do $(RUN) -m benchmarks.$$what --out benchmarks/results; done
+
+bench-report: setup ## Write docs/performance.md from benchmarks/results
+	@$(RUN) -m benchmarks.report
 
 docs: setup ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build

@@ -205,7 +205,7 @@ def make_client(settings: S3Settings) -> S3Client:
     )
     try:
         # A session of our own: boto3's default one is shared and not thread-safe to build on.
-        return boto3.session.Session(
+        client = boto3.session.Session(
             aws_access_key_id=settings.access_key_id,
             aws_secret_access_key=settings.secret_access_key,
             aws_session_token=settings.session_token,
@@ -223,3 +223,13 @@ def make_client(settings: S3Settings) -> S3Client:
         raise ConfigError(f"s3 credentials are incomplete: {error}") from None
     except (ProfileNotFound, BotoCoreError, ValueError) as error:
         raise ConfigError(f"bucket {settings.bucket!r}: {error}") from None
+    client.meta.events.register_last("before-call.s3", _send_body_at_once)
+    return client
+
+
+def _send_body_at_once(params: dict[str, Any], **_: object) -> None:
+    """Take ``Expect: 100-continue`` out of a request: it costs a round trip (decision 86).
+
+    botocore makes a file of every body and then adds the header to every put, a manifest's as well.
+    """
+    params["headers"].pop("Expect", None)

@@ -24,8 +24,8 @@ class Bucket:
 
 
 @contextmanager
-def buckets(folder: Path, rtts_ms: list[int], bytes_per_s: float) -> Iterator[list[Bucket]]:
-    """A folder, S3 on loopback, and S3 at each round-trip time with that bandwidth.
+def buckets(folder: Path, rtts_ms: list[int], bytes_per_s: float | None) -> Iterator[list[Bucket]]:
+    """A folder, S3 on loopback, and S3 at each round-trip time with that bandwidth (``None``: any).
 
     Sets this process's AWS variables: the replicas it starts inherit them.
     """
@@ -48,6 +48,6 @@ def buckets(folder: Path, rtts_ms: list[int], bytes_per_s: float) -> Iterator[li
                 )
             )
             url = s3.url.replace(endpoint, f"http://127.0.0.1:{link.port}")
-            name = f"S3, {rtt_ms} ms, {bytes_per_s / 1e6:.0f} MB/s"
+            name = f"S3, {rtt_ms} ms" + (f", {bytes_per_s / 1e6:.0f} MB/s" if bytes_per_s else "")
             found.append(Bucket(name, url, rtt_ms / 1000, bytes_per_s))
         yield found

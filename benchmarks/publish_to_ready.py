@@ -1,6 +1,6 @@
 """How long from ``publish`` until a replica has the version, and in which part the time goes.
 
-    python -m benchmarks.publish_to_ready [--tiny] [--rounds 6] [--out DIR]
+    python -m benchmarks.publish_to_ready [--tiny] [--parts hint polling] [--rounds 6] [--out DIR]
 
 The trainer's writer and its question to the replica (the hint), the plugin's watcher and cache in a
 process of their own, no engine: what ``add_lora`` takes is measured by ``benchmarks.gpu.hot_swap``.
@@ -34,6 +34,7 @@ from tests.adapters import BASE
 from trl_async_bucket.readiness import ReplicaClient
 
 PHASES = ("hash", "check", "put", "commit", "notice", "get", "verify", "answer")
+PARTS = ["hint", "polling"]
 POLLS_S = (0.25, 1.0, 5.0)
 BYTES_PER_S = 20e6
 SLACK_S = 0.1
@@ -136,15 +137,15 @@ def polling(bucket: Bucket, adapter: Adapter, folder: Path, rounds: int) -> dict
 
 
 def main() -> None:
-    """Measure everything and write two files."""
+    """Measure both parts and write a file each."""
     parser = results.arguments("publish_to_ready", __doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--rtt-ms", type=int, nargs="*", default=[20, 100])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--no-polling", action="store_true", help="only the part with the hint")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     if options.tiny:
-        options.rounds, options.rtt_ms, options.ranks = 1, [20], [1]
+        options.rounds, options.rtt_ms, options.ranks, options.parts = 1, [20], [1], ["hint"]
     shape = "tiny" if options.tiny else "1.5B"
     adapters = [Adapter(shape, rank) for rank in options.ranks]
     hint, polled = [], []
@@ -152,14 +153,14 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         there = stack.enter_context(buckets(folder, options.rtt_ms, BYTES_PER_S))
         for number, bucket in enumerate(there):
-            for adapter in adapters:
+            for adapter in adapters if "hint" in options.parts else ():
                 place = folder / f"hint-{number}-{adapter.rank}"
                 hint.append(with_hint(bucket, adapter, place, options.rounds))
-        if not (options.tiny or options.no_polling):
-            for number, bucket in enumerate(there):
+            if "polling" in options.parts:
                 place = folder / f"polling-{number}"
                 polled.append(polling(bucket, adapters[0], place, options.rounds))
-    results.write("publish_to_ready", hint, options.out)
+    if hint:
+        results.write("publish_to_ready", hint, options.out)
     if polled:
         results.write("polling_to_ready", polled, options.out)
 

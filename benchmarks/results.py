@@ -13,7 +13,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "commit": _commit(),
-        "command": " ".join(["python", "-m", name, *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", name, *_without_folder(sys.argv[1:])]),
     }
 
 
@@ -86,6 +86,16 @@ def median_ms(values_s: Sequence[float]) -> float:
 def digits(value: float) -> float:
     """Four digits of it."""
     return float(f"{value:.4g}")
+
+
+def _without_folder(arguments: Sequence[str]) -> Iterator[str]:
+    """All but ``--out DIR``, which changes no figure."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--out":
+            next(rest, None)
+        else:
+            yield argument
 
 
 def _version(name: str) -> str | None:

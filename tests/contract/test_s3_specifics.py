@@ -5,22 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from adapter_bucket import capabilities
+from adapter_bucket import capabilities, s3_settings
 from adapter_bucket.capabilities import Capabilities, prepare_writer, probe
 from adapter_bucket.errors import IntegrityError, ObjectNotFound, PreconditionFailed
 from adapter_bucket.memory_store import MemoryStore
-from adapter_bucket.s3_settings import make_client
+from adapter_bucket.s3_settings import S3Settings, make_client
 from adapter_bucket.s3_store import S3Store
 from adapter_bucket.store import StoredObject
 from tests.s3_servers import S3Server
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 MIB = 1024**2
 KEY = "runs/r/adapters/v00000001/adapter_model.safetensors"
@@ -126,6 +132,65 @@ def test_read_check_write_still_refuses_what_it_sees(s3_server: S3Server) -> Non
     store.delete([KEY])
     with pytest.raises(PreconditionFailed):
         store.replace(KEY, b"three", etag=second)
+
+
+def test_a_body_follows_its_headers_at_once(s3_server: S3Server) -> None:
+    # Fails once boto3 does not add the header any more; `_send_body_at_once` can go then.
+    settings = s3_server.settings(s3_server.new_bucket())
+    ours, theirs = make_client(settings), make_client(settings)
+    theirs.meta.events.unregister("before-call.s3", s3_settings._send_body_at_once)
+    assert _expects(theirs, settings.bucket)
+    assert not _expects(ours, settings.bucket)
+
+
+def _expects(client: S3Client, bucket: str) -> bool:
+    """Whether a put asks the server before it sends its body."""
+    seen: list[bool] = []
+    client.meta.events.register(
+        "before-send.s3.PutObject", lambda request, **_: seen.append("Expect" in request.headers)
+    )
+    client.put_object(Bucket=bucket, Key=KEY, Body=b"x")
+    return seen == [True]
+
+
+def test_a_large_put_of_an_existing_key_is_refused_and_not_taken_for_an_outage(
+    s3_server: S3Server,
+) -> None:
+    store = S3Store(s3_server.settings(s3_server.new_bucket(), deadline_s=10.0))
+    store.create(KEY, b"first")
+    with pytest.raises(PreconditionFailed):
+        store.create(KEY, memoryview(bytearray(24 * MIB)))
+    found = store.get(KEY)
+    assert isinstance(found, StoredObject)
+    assert found.data == b"first"
+
+
+def test_a_refusal_before_the_body_is_read_is_heard() -> None:
+    # The real servers read a body before they refuse it; this one closes, with the body unread.
+    refusal = b"HTTP/1.1 412 Precondition Failed\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+    class Refusing(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(refusal)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        settings = S3Settings(
+            "bucket",
+            endpoint_url=f"http://127.0.0.1:{port}",
+            access_key_id="a",
+            secret_access_key="b",
+            deadline_s=10.0,
+        )
+        try:
+            for _ in range(5):
+                with pytest.raises(PreconditionFailed):
+                    S3Store(settings).create(KEY, memoryview(bytearray(24 * MIB)))
+        finally:
+            server.shutdown()
 
 
 DYING = """

@@ -17,10 +17,12 @@ import pytest
 
 from tests.unit.docs.conftest import ROOT
 
-TINY_PROCESSES = ("publish_to_ready", "growth_watchers", "growth_prefixes")
+TINY_PROCESSES = (
+    "publish_to_ready", "growth_watchers", "growth_prefixes", "optimizer_blocked", "round_trips",
+)  # fmt: skip
 """With ``--tiny``; they start processes or set variables."""
 
-TINY_HERE = ("growth_manifest", "growth_tensors", "optimizer_blocked")
+TINY_HERE = ("growth_manifest", "growth_tensors")
 """With ``--tiny``, in this process: torch is imported once."""
 
 SMALL = {
@@ -33,8 +35,8 @@ SMALL = {
 """With other arguments, and a table or a figure on stdout."""
 
 ARGUMENTS = (
-    "gpu.hot_swap", "gpu.load", "gpu.snapshot", "gpu.trainer", "gpu.whole_run", "plugin_soak",
-    "plugin_swap_dip", "proxy_affinity", "side_by_side", "slow_bucket", "soak",
+    "end_to_end", "gpu.hot_swap", "gpu.load", "gpu.snapshot", "gpu.trainer", "gpu.whole_run",
+    "plugin_soak", "plugin_swap_dip", "proxy_affinity", "side_by_side", "slow_bucket", "soak",
 )  # fmt: skip
 """``--help``: they take vLLM, a GPU, or minutes."""
 
@@ -43,8 +45,9 @@ IMPORTED = (
     "gpu.metadata", "gpu.probe", "gpu.replica", "gpu.report", "gpu.shapes", "gpu.swap_profile",
     "gpu.swap_summary", "gpu.swap_window", "gpu.task", "plugin_loop_blocked",
     "plugin_probe_tolerance", "proxy_floor", "proxy_load", "proxy_recipe", "proxy_rivals",
-    "recorded_store", "replicas", "results", "slow_link", "test_gather", "test_probe",
-    "test_snapshot",
+    "recorded_store", "replicas", "report.__main__", "report.data", "report.growth", "report.page",
+    "report.plots", "report.runs", "report.syncs", "results", "slow_link", "test_gather",
+    "test_probe", "test_snapshot",
 )  # fmt: skip
 """Parts of others, and commands that take no arguments."""
 

@@ -1,0 +1,105 @@
+"""Questions 1 and 2: what a sync costs the optimizer, and when replicas have a version."""
+
+from __future__ import annotations
+
+from benchmarks.optimizer_blocked import GOAL_MS, GOAL_SHARE
+from benchmarks.publish_to_ready import BYTES_PER_S, POLLS_S, REQUESTS
+from benchmarks.report.data import Goal, Result, Results, Row, shown, span
+from benchmarks.results import table
+
+OURS = ("folder, ms", "S3, loopback, ms")
+SHARE = "share of it"
+
+
+def blocked(results: Results) -> str:
+    """How long the optimizer waits."""
+    one, two = results["optimizer_blocked"], results["optimizer_blocked_sharded"]
+    rows = [*one.rows, *two.rows]
+    faster = [1 / row[SHARE] for row in rows]
+    answer = (
+        f"{span(_worse(one), ' ms')} in one process, and {span(_worse(two), ' ms')} with the "
+        f"factors cut over two; TRL's own save takes {shown(min(faster))} to {shown(max(faster))} "
+        "times as long, before any replica has loaded it."
+    )
+    share = Goal(
+        f"at most 1/{GOAL_SHARE} of TRL's way",
+        [f"{_size(r)} 1/{1 / r[SHARE]:.0f}" for r in rows if r[SHARE] > 1 / GOAL_SHARE],
+        len(rows),
+        "Both ways read every value once, so on a CPU, where nothing else is slow, the gap is what "
+        "serialising costs; TRL's load into the replicas, which it also waits for, is not counted.",
+    )
+    floor = Goal(
+        f"at most {GOAL_MS:.0f} ms more than copying the values",
+        [
+            f"{_size(r)} by {shown(r['over the copy, ms'] - GOAL_MS)} ms"
+            for r in rows
+            if r["over the copy, ms"] > GOAL_MS
+        ],
+        len(rows),
+        "With two processes the values also pass through gloo's loopback sockets.",
+    )
+    return "\n\n".join(
+        [
+            f"**{answer}**",
+            f"{share}\n\n{floor}",
+            table(list(rows[0]), rows),
+            "![Blocked time by size of the adapter](images/bench-blocked.svg)",
+            _sources(one, two),
+        ]
+    )
+
+
+def _worse(result: Result) -> list[float]:
+    return [max(row[name] for name in OURS) for row in result.rows]
+
+
+def _size(row: Row) -> str:
+    cut = f" on {row['processes']} processes" if row["processes"] > 1 else ""
+    return f"{row['shape']} rank {row['rank']}{cut}"
+
+
+def ready(results: Results) -> str:
+    """How long until replicas have a version."""
+    hint, polled = results["publish_to_ready"], results["polling_to_ready"]
+    rows = hint.rows
+    local = [r["publish → ready, ms"] for r in rows if not r["floor, ms"]]
+    far = [r for r in rows if r["floor, ms"]]
+    over = [r["publish → ready, ms"] - r["floor, ms"] for r in far]
+    answer = (
+        f"With the hint {span(local, ' ms')} on one machine; over a line, what its round trips and "
+        f"bytes take plus {span(over, ' ms')}."
+    )
+    goal = Goal(
+        "at most three round trips, the bytes at the line's speed (up and down) and 100 ms",
+        [
+            f"{r['bucket']}, {r['MB']} MB by {shown(r['publish → ready, ms'] - r['goal, ms'])} ms"
+            for r in rows
+            if r["publish → ready, ms"] > r["goal, ms"]
+        ],
+        len(rows),
+        f"A line's floor is {REQUESTS} requests, one after another: put the weights, put the "
+        "manifest that commits them, get the manifest, get the weights "
+        "([0001](decisions/0001-objects-first-manifest-last.md)). The fourth one has to fit into "
+        "the 100 ms, and at a round trip of 100 ms it is all of them. On one machine 37 MB are "
+        "hashed on both sides and every value is looked at on both sides; the S3 server does its "
+        "own work on the same two cores.",
+    )
+    polls = ", ".join(f"{poll_s:g}" for poll_s in POLLS_S)
+    return "\n\n".join(
+        [
+            f"**{answer}**",
+            str(goal),
+            f"Median ms of each phase. *Floor*: {REQUESTS} round trips, and the bytes twice at "
+            f"{BYTES_PER_S / 1e6:.0f} MB/s. On loopback there is no floor but this machine.",
+            table(list(rows[0]), rows),
+            "![Phases from publish to ready](images/bench-ready.svg)",
+            f"Without the hint, three replicas that look every {polls} s, versions at random "
+            "times:",
+            table(list(polled.rows[0]), polled.rows),
+            _sources(hint, polled),
+        ]
+    )
+
+
+def _sources(*results: Result) -> str:
+    return "\n".join(f"* {result.source}" for result in results)

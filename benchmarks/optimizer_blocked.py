@@ -5,7 +5,8 @@
 For Qwen2.5's 0.5B, 1.5B and 7B shapes with LoRA on all linear layers, one thread a process; base
 weights take no memory. Ours is what a trainer calls, with a folder and with a real S3 server behind
 it: gather, snapshot, hand over to the publisher. The next one begins when that version is in the
-bucket and a tenth of a second has passed, as the steps of a training are longer than that. TRL's is its own ``save_lora_adapter`` to tmpfs. It also loads the adapter into every replica before
+bucket and a tenth of a second has passed, as the steps of a training are longer than that.
+TRL's is its own ``save_lora_adapter`` to tmpfs. It also loads the adapter into every replica before
 the optimizer may go on, which is not in its figure here (``benchmarks.side_by_side``). *Copy* casts
 one tensor of all the adapter's values into the file's dtype: what the memory allows.
 

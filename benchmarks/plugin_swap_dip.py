@@ -1,34 +1,54 @@
-"""How much throughput a server loses while it swaps adapters, against the same server without.
+"""How much throughput a server loses while it swaps adapters, and where the time goes.
 
-    python -m benchmarks.plugin_swap_dip [--pairs 11] [--window-s 10] [--every-s 2]
+    python -m benchmarks.plugin_swap_dip [--rounds 7] [--window-s 10] [--every-s 2] [--probes]
 
-One real server, 16 requests in flight all the time. Windows without swaps and windows with one swap
-every two seconds take turns, and who goes first changes too. Tokens are counted by the engine. The
-model is large enough that the engine's computing is what limits the rate: on a smaller one, the
-load generator does, and what publisher and server do beside the engine takes its time. Prints every
-window, both medians, and how much less the window with swaps of a pair had, with the interval in
-which the mean lies.
+One real server, 16 requests in flight all the time, of different lengths. Three kinds of windows
+take turns, and who goes first changes too:
+
+* ``quiet``: no swaps.
+* ``beside``: a swap every two seconds, but requests name a version of another run: what the loading
+  alone costs.
+* ``swaps``: a swap every two seconds, and new requests name the newest version, as in training.
+
+Adapters are made ahead, as that is the trainer's work; publishing them is done here. With
+``--probes`` each version carries a probe, which the engine evaluates. Prompts are shorter than a
+block of the prefix cache, so a new name costs no second prefill.
+
+On a CPU all else shares the cores with the engine, and other programs may too. So three figures
+are told apart: tokens a second; tokens a second of the time in which the engine's thread had a
+core or did not want one, which no other thread can change, but a stall would; and the CPU time
+that a swap takes beside that thread, as a share of all cores. Gaps are those between the tokens of
+two clients that stream.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
 import random
 import re
-import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
+from adapter_bucket.probe import Probe
+from benchmarks.plugin_cpu import used
+from benchmarks.plugin_swap_report import KINDS, Window, report, told
 from tests.integration.plugin.runs import TestRun
-from tests.integration.plugin.server import Server, running_server
+from tests.integration.plugin.server import API_KEY, Server, running_server
 from tests.integration.plugin.tiny_model import build_base
 
 IN_FLIGHT = 16
-MAX_TOKENS = 128
+STREAMING = 2
+"""Of them, so many get their answer token by token."""
 PROMPT = list(range(32, 64))
+LENGTHS = (64, 192)
+"""Tokens of an answer: requests that end together would start together ever after."""
 SHAPE = {
     "hidden_size": 256,
     "intermediate_size": 704,
@@ -37,6 +57,11 @@ SHAPE = {
     "num_key_value_heads": 4,
 }
 RANK = 8
+MADE = 20
+"""Adapters that take turns; each version is a new name with the bytes of one of them."""
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""The engine's process runs the model, as on one GPU. vLLM's CPU build else starts a worker for it,
+and the two wait for one another spinning, so that the time they run says nothing."""
 WARM_UP_S = 10.0
 SETTLE_S = 2.5
 """Between two windows: the version that left is taken out of the engine two seconds later."""
@@ -44,9 +69,10 @@ SETTLE_S = 2.5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=11, help="windows of each kind")
+    parser.add_argument("--rounds", type=int, default=7, help="windows of each kind")
     parser.add_argument("--window-s", type=float, default=10.0)
     parser.add_argument("--every-s", type=float, default=2.0, help="between two swaps")
+    parser.add_argument("--probes", action="store_true", help="each version carries a probe")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         base, bucket = build_base(Path(folder) / "base", **SHAPE), Path(folder) / "bucket"
@@ -56,65 +82,90 @@ def main() -> None:
             f"--bucket-lora-url=file://{bucket}",
             f"--max-lora-rank={RANK}",
         ]
-        with running_server(str(base), Path(folder) / "server.log", flags) as server:
-            run = TestRun(bucket, base, "dip")
-            bench = Bench(server, run)
+        with running_server(str(base), Path(folder) / "server.log", flags, **ONE_PROCESS) as server:
+            run, other = TestRun(bucket, base, "dip"), TestRun(bucket, base, "other")
+            bench = Bench(server, run, other, probes=args.probes)
             bench.prepare()
-            bench.measure(args.pairs, args.window_s, args.every_s)
+            windows = bench.measure(args.rounds, args.window_s, args.every_s)
+            report(windows, args.every_s)
 
 
 class Bench:
-    """A server under constant load, and a run whose versions it follows."""
+    """A server under constant load, and two runs: one swaps, one has a single version."""
 
-    def __init__(self, server: Server, run: TestRun) -> None:
-        self._server, self._run = server, run
+    def __init__(self, server: Server, run: TestRun, other: TestRun, *, probes: bool) -> None:
+        self._server, self._run, self._other = server, run, other
+        self._probes_wanted = probes
         self._newest = 1
+        self._named = other.name(1)
         self._done = threading.Event()
+        self._gaps: list[float] = []
 
     def prepare(self) -> None:
         """Make all adapters ahead of time: that is the trainer's work, on another machine."""
-        self._made = [self._run.make(version % 20 + 1, rank=RANK) for version in range(20)]
-        self._run.publish_made(1, self._made[0])
-        self._server.status(self._run.name(1), wait_s=30)
+        self._made = [self._run.make(number + 1, rank=RANK) for number in range(MADE)]
+        self._probes: list[Probe | None] = [None] * MADE
+        if self._probes_wanted:
+            self._probes = [self._run.probe_of(made, PROMPT) for made in self._made]
+        for run in (self._other, self._run):
+            self._publish(run, 1)
 
-    def measure(self, pairs: int, window_s: float, every_s: float) -> None:
-        without: list[float] = []
-        swapping: list[float] = []
+    def measure(self, rounds: int, window_s: float, every_s: float) -> list[Window]:
+        """Windows of all kinds in turn, under load."""
+        windows: list[Window] = []
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            clients = [pool.submit(self._client) for _ in range(IN_FLIGHT)]
+            clients = [pool.submit(self._client, number) for number in range(IN_FLIGHT)]
             try:
                 time.sleep(WARM_UP_S)
-                for pair in range(pairs):
-                    for swap in (False, True) if pair % 2 else (True, False):
-                        time.sleep(SETTLE_S)
-                        rate = self._window(window_s, every_s if swap else None)
-                        (swapping if swap else without).append(rate)
-                        print(f"{'swaps' if swap else 'quiet'} {rate:,.0f} tokens/s", flush=True)
+                for number in range(rounds):
+                    turn = number % len(KINDS)
+                    for kind in (*KINDS[turn:], *KINDS[:turn]):
+                        windows.append(self._window(kind, window_s, every_s))
+                        print(told(windows[-1]), flush=True)
             finally:
                 self._done.set()
             for client in clients:
                 client.result()
-        report(without, swapping, self._newest - 1)
+        return windows
 
-    def _client(self) -> None:
+    def _client(self, number: int) -> None:
+        choose = random.Random(number)
         while not self._done.is_set():
-            self._server.generate(self._run.name(self._newest), PROMPT, max_tokens=MAX_TOKENS)
+            name, length = self._named, choose.randint(*LENGTHS)
+            if number < STREAMING:
+                for gap in stream(self._server, name, length):
+                    self._gaps.append(gap)  # to the list of the window that is on now
+            else:
+                self._server.generate(name, PROMPT, max_tokens=length)
 
-    def _window(self, window_s: float, every_s: float | None) -> float:
-        started, tokens = time.monotonic(), self._tokens()
+    def _window(self, kind: str, window_s: float, every_s: float) -> Window:
+        self._named = self._run.name(self._newest) if kind == "swaps" else self._other.name(1)
+        time.sleep(SETTLE_S)  # most requests name it now
+        self._gaps = []
+        started, tokens, before = time.monotonic(), self._tokens(), used(self._server.process.pid)
         end, due = started + window_s, started
         while (now := time.monotonic()) < end:
-            if every_s is not None and now >= due:
+            if kind != "quiet" and now >= due:
                 due += every_s
-                self._swap()
+                self._swap(named=kind == "swaps")
             time.sleep(0.02)
-        return (self._tokens() - tokens) / (time.monotonic() - started)
+        ended = time.monotonic()
+        after = used(self._server.process.pid)
+        rate = (self._tokens() - tokens) / (ended - started)
+        return Window(kind, ended - started, rate, sorted(self._gaps), after.since(before))
 
-    def _swap(self) -> None:
-        version = self._newest + 1
-        self._run.publish_made(version, self._made[version % len(self._made)])
-        self._server.status(self._run.name(version), wait_s=10)
-        self._newest = version
+    def _swap(self, *, named: bool) -> None:
+        self._newest += 1
+        self._publish(self._run, self._newest)
+        if named:
+            self._named = self._run.name(self._newest)
+
+    def _publish(self, run: TestRun, version: int) -> None:
+        turn = version % MADE
+        run.publish_made(version, self._made[turn], probe=self._probes[turn])
+        about = self._server.status(run.name(version), wait_s=20).adapter
+        if about is None or about.state.value != "ready":
+            raise SystemExit(f"{run.name(version)}: {about}")
 
     def _tokens(self) -> float:
         page = self._server.text("/metrics")
@@ -122,22 +173,23 @@ class Bench:
         return sum(map(float, found))
 
 
-def report(without: list[float], swapping: list[float], swaps: int) -> None:
-    quiet, busy = statistics.median(without), statistics.median(swapping)
-    low, _, high = statistics.quantiles(without, n=4)
-    dips = [100 * (1 - b / q) for b, q in zip(swapping, without, strict=True)]
-    least, most = confidence(dips)
-    print(f"{swaps} swaps; medians: quiet {quiet:,.0f}, with swaps {busy:,.0f} tokens/s")
-    print(f"dip within pairs: mean {statistics.mean(dips):.1f} %, median", end=" ")
-    print(f"{statistics.median(dips):.1f} %; the mean lies in {least:.1f} … {most:.1f} % (95 %)")
-    print(f"half of the quiet windows lie within {100 * (high - low) / quiet:.1f} % of each other")
-
-
-def confidence(values: list[float]) -> tuple[float, float]:
-    """Where the mean lies with 95 %, by drawing from the values again and again."""
-    choose = random.Random(0)
-    means = sorted(statistics.mean(choose.choices(values, k=len(values))) for _ in range(10_000))
-    return means[250], means[-251]
+def stream(server: Server, name: str, length: int) -> Iterator[float]:
+    """Send a request whose answer comes token by token; yield the seconds between them."""
+    body = {
+        "model": name, "prompt": PROMPT, "max_tokens": length, "temperature": 0, "stream": True,
+    }  # fmt: skip
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise SystemExit(f"{name}: {answer.read().decode()}")
+        times = (time.monotonic() for line in answer if line.startswith(b"data: {"))
+        for earlier, later in pairwise(times):
+            yield later - earlier
+    finally:
+        connection.close()
 
 
 if __name__ == "__main__":

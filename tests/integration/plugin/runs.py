@@ -118,7 +118,11 @@ class TestRun:
 
     def true_probe(self, version: int, tokens: list[int]) -> Probe:
         """The probe that a trainer would give to the version that ``publish`` makes."""
-        weights, config = self.make(version)
+        return self.probe_of(self.make(version), tokens)
+
+    def probe_of(self, made: MadeAdapter, tokens: list[int]) -> Probe:
+        """The probe that a trainer would give to this adapter."""
+        weights, config = made
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / WEIGHTS_FILE).write_bytes(weights)
             (Path(folder) / CONFIG_FILE).write_text(json.dumps(config))
@@ -130,7 +134,7 @@ class TestRun:
         """Make a version's adapter ahead of time."""
         return make_adapter(self._base, version, rank=rank)
 
-    def publish_made(self, version: int, made: MadeAdapter) -> None:
+    def publish_made(self, version: int, made: MadeAdapter, probe: Probe | None = None) -> None:
         weights, config = made
         self.writer.publish(
             version,
@@ -139,6 +143,7 @@ class TestRun:
             adapter_config=config,
             rank=config["r"],
             dtype="float32",
+            probe=probe,
         )
 
     def publish_damaged(self, version: int, damage: Damage) -> str:

@@ -43,11 +43,11 @@ ARGUMENTS = (
 IMPORTED = (
     "adapters", "bucket_costs", "buckets", "gpu.attention", "gpu.contenders", "gpu.engine_log",
     "gpu.metadata", "gpu.probe", "gpu.replica", "gpu.report", "gpu.shapes", "gpu.swap_profile",
-    "gpu.swap_summary", "gpu.swap_window", "gpu.task", "plugin_loop_blocked",
-    "plugin_probe_tolerance", "proxy_floor", "proxy_load", "proxy_recipe", "proxy_rivals",
-    "recorded_store", "replicas", "report.__main__", "report.data", "report.growth", "report.page",
-    "report.plots", "report.runs", "report.syncs", "results", "slow_link", "test_gather",
-    "test_probe", "test_snapshot",
+    "gpu.swap_summary", "gpu.swap_window", "gpu.task", "plugin_cpu", "plugin_loop_blocked",
+    "plugin_probe_tolerance", "plugin_swap_report", "proxy_floor", "proxy_load", "proxy_recipe",
+    "proxy_rivals", "recorded_store", "replicas", "report.__main__", "report.data",
+    "report.growth", "report.page", "report.plots", "report.runs", "report.syncs", "results",
+    "slow_link", "test_gather", "test_probe", "test_snapshot",
 )  # fmt: skip
 """Parts of others, and commands that take no arguments."""
 

@@ -28,6 +28,9 @@ _CPU_VLLM_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
+    # Even with --enforce-eager the first request has Inductor compile how log-probabilities are
+    # ranked: seconds of a C++ compiler, more than half a minute the first time on a machine.
+    "TORCH_COMPILE_DISABLE": "1",
 }
 _OFFLINE_ENV = {
     "HF_HUB_OFFLINE": "1",

@@ -17,6 +17,7 @@ from tests.faults.matrix.moments import Moments
 from tests.faults.matrix.recorder import Record, trained
 
 GO_ON = "go on"
+SLOWLY = "slowly"
 FINISH = "finish"
 
 
@@ -30,6 +31,8 @@ class Hub:
         self.record: Record | None = None
         self.finishing = False
         """Whether trainers are to end the run after the step they are in."""
+        self.slowly = False
+        """Whether trainers are to leave the cores to others between their steps."""
         self.port: int = network.run(network.listen(self._serve))
 
     def keep(self, life: str) -> None:
@@ -63,4 +66,6 @@ class Hub:
             await self._moments.reached("snapshot")
         if "before_training" in event and event["life"] in self._gates:
             await self._gates[event["life"]].wait()
-        return FINISH if self.finishing and "step" in event else GO_ON
+        if "step" not in event:
+            return GO_ON
+        return FINISH if self.finishing else SLOWLY if self.slowly else GO_ON

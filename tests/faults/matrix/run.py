@@ -150,7 +150,12 @@ class Run:
             return result
         finally:
             moments.release()
-        return self._recover(cell, scene, result)
+        # A start of vLLM is some 20 s of a core, of which training leaves little on two.
+        world.hub.slowly = cell.fault.key == "kill/replica"
+        try:
+            return self._recover(cell, scene, result)
+        finally:
+            world.hub.slowly = False
 
     def _recover(self, cell: Cell, scene: Scene, result: Result) -> Result:
         ended_at = time.monotonic()
@@ -212,15 +217,8 @@ class Run:
         found = self._world.store.list_objects_v2(
             Bucket=self._world.bucket, Prefix=f"demo/runs/{self.record.run_id}/checkpoints/"
         ).get("Contents", [])
-        return (
-            sum(
-                item["Key"].endswith(".json")
-                and "/e" in item["Key"]
-                and item["Key"].count("/") == 5
-                for item in found
-            )
-            >= 2
-        )
+        keys = [item["Key"] for item in found]
+        return sum(k.endswith(".json") and "/e" in k and k.count("/") == 5 for k in keys) >= 2
 
     def _start(self, resume: str | None, *, waits: bool = False) -> Life:
         world = self._world

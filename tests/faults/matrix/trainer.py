@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.faults.matrix.hub import FINISH
+from tests.faults.matrix.hub import FINISH, SLOWLY
 
 MAX_STALENESS = 4
 MAX_IN_FLIGHT = 12
 MAX_STEPS = 100_000
 """Runs end when the hub says so."""
+SLOW_STEP_S = 3.0
+"""Shortest time of a step where the hub asks for it."""
 
 
 class Reporter:
@@ -178,6 +180,8 @@ def progress(trainer: Any, reporter: Reporter, step_s: float) -> Any:
     from transformers import TrainerCallback
 
     class Progress(TrainerCallback):  # type: ignore[misc]
+        shortest_s = step_s
+
         def on_train_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
             epoch = trainer._bucket.writer.manifest.writer.epoch
             reporter.tell(
@@ -185,10 +189,11 @@ def progress(trainer: Any, reporter: Reporter, step_s: float) -> Any:
             )
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            time.sleep(step_s)
+            time.sleep(self.shortest_s)
 
         def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
             answer = reporter.ask(step=state.global_step, version=trainer.model_version)
             control.should_training_stop = answer == FINISH
+            self.shortest_s = SLOW_STEP_S if answer == SLOWLY else step_s
 
     return Progress()

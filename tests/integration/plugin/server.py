@@ -27,6 +27,7 @@ CPU_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # see demo.fleet
 }
 BASE_FLAGS = (
     "--host=127.0.0.1",

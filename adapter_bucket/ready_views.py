@@ -29,7 +29,12 @@ def on_replica(status: ReplicaStatus, name: str) -> AdapterStatus:
     if version in run.ready:
         return AdapterStatus(name=name, state=ReadyState.READY, ready_on=1)
     if version in run.refused:
-        return AdapterStatus(name=name, state=ReadyState.REFUSED, reason=run.refused[version])
+        return AdapterStatus(
+            name=name,
+            state=ReadyState.REFUSED,
+            reason=run.refused[version],
+            retried=version in run.retried,
+        )
     if run.refusal:
         return AdapterStatus(name=name, state=ReadyState.REFUSED, reason=run.refusal)
     if version <= run.latest - run.window:
@@ -54,11 +59,13 @@ def on_fleet(
 
     Returns:
         Ready as soon as enough replicas are; refused or retired once that cannot happen any more;
-        else pending. The reason names the replica it comes from.
+        else pending. The reason names the replica it comes from. A refusal is ``retried`` if so
+        many replicas may do better with the next version that they are enough.
     """
     counts = Counter(view.state for view in views.values())
     ready, total = counts[ReadyState.READY], len(views)
     lost = counts[ReadyState.REFUSED] + counts[ReadyState.RETIRED]
+    for_good = sum(v.state is ReadyState.REFUSED and not v.retried for v in views.values())
     reason: str | None = None
     required = policy.required(total)
     if total and ready >= required:
@@ -72,7 +79,14 @@ def on_fleet(
         reason = _reason(views, state) if total else "no replica answers"
         if 0 < total < required:
             reason = f"only {total} of {required} replicas answer; {reason}"
-    return AdapterStatus(name=name, state=state, reason=reason, ready_on=ready, replicas=total)
+    return AdapterStatus(
+        name=name,
+        state=state,
+        reason=reason,
+        ready_on=ready,
+        retried=state is ReadyState.REFUSED and total - for_good >= required,
+        replicas=total,
+    )
 
 
 def _reason(views: Mapping[str, AdapterStatus], state: ReadyState) -> str:

@@ -74,6 +74,9 @@ class AdapterStatus(BaseModel):
     """Why it is refused or still pending, in words that name what to change."""
     ready_on: int = 0
     """On how many replicas it is ready (0 or 1 for a replica)."""
+    retried: bool = False
+    """Refused for now: it could not be fetched or verified and is still tried. It says nothing
+    against the next version."""
     replicas: int = 1
     """How many replicas were asked."""
     probe: ProbeResult | None = None
@@ -117,6 +120,8 @@ class RunStatus(BaseModel):
     """Versions ready here, ascending."""
     refused: dict[int, str] = {}
     """Versions refused here, with the reason."""
+    retried: list[int] = []
+    """Those of them that could not be fetched or verified, and are still tried, ascending."""
     probes: dict[int, ProbeResult] = {}
     """By version: what became of the probes of ready and of refused versions."""
     refusal: str | None = None

@@ -24,7 +24,9 @@ GAP = "…"
 _INTERNAL = {"AssertionError", "NotImplementedError", "AttributeError", "KeyError", "SystemExit"}
 """Not for users: they show a fault of the code."""
 
-_REASONS = re.compile(r"fault|mismatch|difference|refus|consequence|too_few|admit|on_replica|_say")
+_REASONS = re.compile(
+    r"fault|mismatch|difference|refus|consequence|too_few|admit|on_replica|_say|wait_ready"
+)
 """Names of functions that put a reason into words which end up in a status, a log or an error."""
 
 _PERCENT = re.compile(r"%[-+ #0]*[\d.]*[a-zA-Z]")

@@ -15,7 +15,7 @@ from adapter_bucket.ready_policy import ReadyPolicy
 from adapter_bucket.ready_views import on_fleet, on_replica
 from adapter_bucket.status import ReadyState, ReplicaStatus
 from adapter_bucket.store import Store
-from trl_async_bucket.readiness import ReplicasRefused
+from trl_async_bucket.readiness import refusal
 
 POLL_S = 1.0
 """Pause between two reads: each costs one listing and a conditional GET per replica."""
@@ -73,7 +73,8 @@ class HeartbeatReadiness:
                 if state.state is ReadyState.READY:
                     return True
                 if state.state is ReadyState.REFUSED:
-                    raise ReplicasRefused(f"{adapter} is refused: {state.reason}")
+                    refused = f"{adapter} is refused: {state.reason}"
+                    raise refusal(state, refused)
                 last = f"{state.state} on {state.ready_on} of {state.replicas}: {state.reason}"
             if self._clock() + POLL_S > deadline:
                 raise StoreUnavailable(

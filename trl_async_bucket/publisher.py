@@ -2,7 +2,8 @@
 
 Owns the one background thread of a trainer and the hand-over to it. Newest wins: of snapshots that
 arrive while one is being published only the last is kept, so there are never more than two buffers.
-A version advances the rollouts only when it is ready.
+A version advances the rollouts only when it is ready. Where one is passed over (``version_wait``)
+and the trainer waits for it, its weights are published again, under the next number.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
-from adapter_bucket.errors import ConfigError, StoreDenied, StoreUnavailable
+from adapter_bucket.errors import ConfigError, StoreUnavailable
 from adapter_bucket.json_logs import about
+from trl_async_bucket.publish_retries import publish_with_retries
 from trl_async_bucket.sync_record import Snapshot, SnapshotLike, SyncRecord, SyncTimes
+from trl_async_bucket.version_wait import VersionWait, Waited, WaitReady
 
 logger = logging.getLogger(__name__)
-
-RETRY_FIRST_S = 0.5
-RETRY_MAX_S = 15.0
-"""Pause between attempts to publish one version: doubled from the first to the longest."""
 
 
 class Publisher:
@@ -32,7 +33,8 @@ class Publisher:
 
     Args:
         publish: Commits one snapshot to the bucket. Called again after ``StoreUnavailable``.
-        wait_ready: Blocks until the version is ready; false if asked to stop.
+        wait_ready: Blocks until the version is ready; false if asked to stop. One that raises
+            ``RefusedForNow`` is passed over, if the one before was not.
         on_ready: Told every version that is ready, in ascending order.
         buffers: Two buffers, owned by the publisher from now on.
         timeout_s: Longest time for one version, retries and readiness included.
@@ -43,7 +45,7 @@ class Publisher:
         self,
         *,
         publish: Callable[[Snapshot], None],
-        wait_ready: Callable[[int, float, Callable[[], bool]], bool],
+        wait_ready: WaitReady,
         on_ready: Callable[[int], None],
         buffers: tuple[SnapshotLike, SnapshotLike],
         timeout_s: float,
@@ -52,21 +54,19 @@ class Publisher:
     ) -> None:
         self._on_synced = on_synced
         self._publish = publish
-        self._wait_ready = wait_ready
+        self._wait_ready = VersionWait(wait_ready)
         self._on_ready = on_ready
         self._timeout_s = timeout_s
         self._clock = clock
         self._changed = threading.Condition()
         self._free: list[SnapshotLike] = list(buffers)
         self._pending: Snapshot | None = None
+        self._passed: Snapshot | None = None
+        """The newest snapshot, if it was passed over."""
         self._error: BaseException | None = None
-        self._stopping = False
-        self._aborted = False
-        self._hurried = False
-        self._submitted_version = 0
-        self._committed_version = 0
-        self._ready_version = 0
-        self._skipped = 0
+        self._stopping = self._aborted = self._hurried = False
+        self._submitted_version = self._committed_version = self._ready_version = 0
+        self._skipped = self._passed_over = 0
         self._records: list[SyncRecord] = []
         self._thread = threading.Thread(target=self._run, name="bucket-publisher", daemon=True)
         self._thread.start()
@@ -76,6 +76,18 @@ class Publisher:
         """Snapshots replaced by a newer one before they were published."""
         with self._changed:
             return self._skipped
+
+    @property
+    def passed_over(self) -> int:
+        """Versions that were published and that no replica could verify."""
+        with self._changed:
+            return self._passed_over
+
+    @property
+    def newest_version(self) -> int:
+        """Number under which the newest snapshot is published; the trainer's next is greater."""
+        with self._changed:
+            return self._submitted_version
 
     @property
     def ready_version(self) -> int:
@@ -108,6 +120,9 @@ class Publisher:
     def submit(self, snapshot: Snapshot) -> None:
         """Hand over a filled buffer that ``reserve`` gave out. Does not block."""
         with self._changed:
+            if self._passed is not None:
+                self._free.append(self._passed.buffer)
+                self._passed = None
             self._pending = snapshot
             self._submitted_version = snapshot.version
             self._changed.notify_all()
@@ -126,8 +141,10 @@ class Publisher:
             )
             return self._committed_version >= self._submitted_version
 
-    def wait_lag(self, version: int, max_lag: int, timeout_s: float) -> float:
-        """Wait until ``version`` is at most ``max_lag`` ahead of the ready version.
+    def wait_lag(self, max_lag: int, timeout_s: float) -> float:
+        """Wait until the newest snapshot is at most ``max_lag`` ahead of the ready version.
+
+        Should it be passed over meanwhile, it gets the next number (``newest_version``).
 
         Returns:
             Seconds waited.
@@ -138,20 +155,32 @@ class Publisher:
         """
         started = self._clock()
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._error is not None or version - self._ready_version <= max_lag,
-                timeout=timeout_s,
-            )
+            self._changed.wait_for(lambda: self._caught_up(max_lag), timeout=timeout_s)
             self._raise_error()
-            if version - self._ready_version > max_lag:
+            if self._submitted_version - self._ready_version > max_lag:
                 raise StoreUnavailable(
-                    f"version {version} waits for the bucket or the replicas for {timeout_s:.0f} "
-                    f"s: the newest ready version is {self._ready_version}, and at most {max_lag} "
-                    "versions of lag are allowed (bucket_max_lag; none at the first sync). Look "
-                    "for the cause in the publisher's log above; raise weight_sync_timeout if the "
-                    "bucket is only slow"
+                    f"version {self._submitted_version} waits for the bucket or the replicas for "
+                    f"{timeout_s:.0f} s: the newest ready version is {self._ready_version}, and "
+                    f"at most {max_lag} versions of lag are allowed (bucket_max_lag; none at the "
+                    "first sync). Look for the cause in the publisher's log above; raise "
+                    "weight_sync_timeout if the bucket is only slow"
                 )
         return self._clock() - started
+
+    def _caught_up(self, max_lag: int) -> bool:
+        if self._error or self._submitted_version - self._ready_version <= max_lag:
+            return True
+        self._publish_again()
+        return False
+
+    def _publish_again(self) -> None:
+        """Hand over anew what was passed over. Only while the trainer waits or has ended: numbers
+        are given out by it, and none must be given twice."""
+        if self._passed is not None:
+            self._pending = replace(self._passed, version=self._passed.version + 1)
+            self._submitted_version = self._pending.version
+            self._passed = None
+            self._changed.notify_all()
 
     def check(self) -> None:
         """Raise whatever stopped the publisher, if anything did."""
@@ -199,6 +228,8 @@ class Publisher:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending is not None or self._stopping)
+                if self._pending is None and not self._aborted:
+                    self._publish_again()  # nothing newer follows
                 if self._pending is None:
                     return
                 active, self._pending = self._pending, None
@@ -216,7 +247,8 @@ class Publisher:
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._free.append(active.buffer)
+                if self._passed is not active:
+                    self._free.append(active.buffer)
                 if record is not None:
                     self._records.append(record)
                     self._ready_version = record.version
@@ -225,51 +257,44 @@ class Publisher:
     def _sync(self, snapshot: Snapshot) -> SyncRecord | None:
         deadline = self._clock() + self._timeout_s
         started = self._clock()
-        self._publish_with_retries(snapshot, deadline)
+        self._commit(snapshot, deadline)
         committed_at = self._clock()
         publish_s = committed_at - started
-        with self._changed:
-            self._committed_version = snapshot.version
-            self._changed.notify_all()
         remaining = max(deadline - committed_at, 1.0)
-        if not self._wait_ready(snapshot.version, remaining, self._should_stop_waiting):
+        waited = self._wait_ready(
+            snapshot.version, remaining, lambda: self._aborted or self._hurried
+        )
+        if waited is Waited.PASSED_OVER:
+            self._pass_over(snapshot)
+        if waited is not Waited.READY:
             return None
         ready_at = self._clock()
         ready_s = ready_at - snapshot.taken_at
         # Only now: a version that rollouts ask for must be one the replicas have.
         self._on_ready(snapshot.version)
         nbytes = memoryview(snapshot.buffer.data()).nbytes
-        logger.info(
-            "version %d ready: %d bytes, published in %.3f s, ready %.3f s after the snapshot",
-            snapshot.version,
-            nbytes,
-            publish_s,
-            ready_s,
-            extra=about(version=snapshot.version),
-        )
+        record = SyncRecord(snapshot.version, nbytes, publish_s, ready_s)
+        record.log()
         self._on_synced(SyncTimes(snapshot, started, committed_at, ready_at))
-        return SyncRecord(snapshot.version, nbytes, publish_s, ready_s)
+        return record
 
-    def _should_stop_waiting(self) -> bool:
-        return self._aborted or self._hurried
+    def _pass_over(self, snapshot: Snapshot) -> None:
+        with self._changed:
+            self._passed_over += 1
+            if self._submitted_version == snapshot.version:
+                self._passed = snapshot
 
-    def _publish_with_retries(self, snapshot: Snapshot, deadline: float) -> None:
-        pause_s = RETRY_FIRST_S
-        while True:
-            try:
-                return self._publish(snapshot)
-            except StoreDenied:
-                raise  # credentials do not mend themselves within a run's patience
-            except StoreUnavailable as error:
-                if self._aborted or self._clock() + pause_s > deadline:
-                    raise
-                logger.warning(
-                    "publishing version %d again in %.1f s: %s",
-                    snapshot.version,
-                    pause_s,
-                    error,
-                    extra=about(version=snapshot.version),
-                )
-            with self._changed:
-                self._changed.wait_for(lambda: self._aborted, timeout=pause_s)
-            pause_s = min(pause_s * 2, RETRY_MAX_S)
+    def _commit(self, snapshot: Snapshot, deadline: float) -> None:
+        publish_with_retries(
+            partial(self._publish, snapshot),
+            version=snapshot.version,
+            give_up_before=lambda pause_s: self._aborted or self._clock() + pause_s > deadline,
+            pause=self._pause,
+        )
+        with self._changed:
+            self._committed_version = snapshot.version
+            self._changed.notify_all()
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._aborted, timeout=seconds)

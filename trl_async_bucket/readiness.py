@@ -44,6 +44,15 @@ class ReplicasRefused(BucketError):
     """The replicas will never serve this version. The message carries their reason."""
 
 
+class RefusedForNow(ReplicasRefused):
+    """They could not fetch or verify it, and still try. It says nothing of the next version."""
+
+
+def refusal(status: AdapterStatus, said: str) -> ReplicasRefused:
+    """The error for an adapter that is refused."""
+    return RefusedForNow(said) if status.retried else ReplicasRefused(said)
+
+
 class Readiness(Protocol):
     """Knows on how many replicas a version is ready."""
 
@@ -67,7 +76,7 @@ class Readiness(Protocol):
             Whether it became ready; false if ``should_stop`` said so first.
 
         Raises:
-            ReplicasRefused: they will never serve it.
+            ReplicasRefused: they will never serve it; ``RefusedForNow`` if only this version.
             StoreUnavailable: not ready within ``timeout_s``; the message has the last reason.
         """
         ...
@@ -126,7 +135,8 @@ class ReplicaClient:
                 return True
             last = f"{status.state} on {status.ready_on}: {status.reason or 'no reason given'}"
             if status.state is ReadyState.REFUSED:
-                raise ReplicasRefused(f"{adapter} is refused by {self._base_url}: {status.reason}")
+                refused = f"{adapter} is refused by {self._base_url}: {status.reason}"
+                raise refusal(status, refused)
             self._pace(asked, deadline)
         raise StoreUnavailable(
             f"{adapter} is not ready at {self._base_url} (bucket_ready={policy}) after "

@@ -7,9 +7,6 @@ trainer can drive it.
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +14,7 @@ from typing import Any
 
 import torch
 
-from adapter_bucket.errors import BucketError, ConfigError, FencedError
+from adapter_bucket.errors import BucketError, ConfigError
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import RunState
 from adapter_bucket.probe import Probe
@@ -26,6 +23,7 @@ from adapter_bucket.store import Store
 from adapter_bucket.stores import open_store
 from trl_async_bucket.adapter_config import largest_rank, portable_config
 from trl_async_bucket.checks import check_adapter_config
+from trl_async_bucket.claim import claim_run
 from trl_async_bucket.fleet import TrainedModel, base_model_ref, connect
 from trl_async_bucket.publisher import Publisher
 from trl_async_bucket.readiness import ReplicaClient
@@ -120,7 +118,7 @@ class BucketSync:
 
     @property
     def taken_version(self) -> int:
-        """Version of the newest snapshot; 0 before the first since ``start``."""
+        """Version of the newest snapshot; 0 before the first. ``wait_lag`` may raise it."""
         return self._taken_version
 
     @property
@@ -152,6 +150,11 @@ class BucketSync:
         """Snapshots replaced by a newer one before they were published."""
         return self._publisher.skipped if self._publisher else 0
 
+    @property
+    def passed_over(self) -> int:
+        """Versions that no replica could verify, and that others were published in place of."""
+        return self._publisher.passed_over if self._publisher else 0
+
     def start(self, *, takeover: bool = False) -> None:
         """Claim the run, with ``takeover`` also one marked running, and start the publisher.
 
@@ -166,7 +169,9 @@ class BucketSync:
             SnapshotBuffer(self._shapes, dtype=dtype, pin_memory=torch.cuda.is_available())
             for _ in range(2)
         )
-        self._writer = self._claim(takeover or settings.takeover)
+        self._writer = claim_run(
+            self._store, settings, self._base_model, takeover=takeover or settings.takeover
+        )
         self._publisher = Publisher(
             publish=partial(self._publish, self._writer),
             wait_ready=self._wait_ready,
@@ -180,23 +185,6 @@ class BucketSync:
             settings.run_id, self._store.url, self._writer.manifest.writer.epoch,
             self._writer.next_version, len(self._shapes), self._fleet.dtype, first.nbytes,
         )  # fmt: skip
-
-    def _claim(self, takeover: bool) -> RunWriter:
-        settings = self._settings
-        try:
-            return RunWriter.claim(
-                self._store,
-                settings.run_id,
-                base_model=self._base_model,
-                window=settings.window,
-                writer_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
-                takeover=takeover,
-                keep_every=settings.keep_every,
-            )
-        except FencedError as error:
-            if takeover:
-                raise
-            raise FencedError(f"{error} (bucket_takeover=True takes it over)") from error
 
     def take(
         self,
@@ -233,12 +221,17 @@ class BucketSync:
         return snapshot_s
 
     def wait_lag(self, max_lag: int | None = None) -> float:
-        """Wait while the newest snapshot is too far ahead of the replicas; seconds waited."""
+        """Wait while the newest snapshot is too far ahead of the replicas; seconds waited.
+
+        One that no replica could verify is published again meanwhile, as the next version.
+        """
         limit = self._settings.max_lag if max_lag is None else max_lag
         _, publisher = self._running()
         # Longer than the publisher's own limit: its error names the cause and should come first.
         timeout_s = self._settings.timeout_s + LAG_MARGIN_S
-        return publisher.wait_lag(self._taken_version, limit, timeout_s)
+        waited_s = publisher.wait_lag(limit, timeout_s)
+        self._taken_version = publisher.newest_version
+        return waited_s
 
     def finish(self) -> None:
         """Publish what is pending, then mark the run finished."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+from adapter_bucket.json_logs import about
 from adapter_bucket.probe import Probe
 from adapter_bucket.store import Payload
+
+logger = logging.getLogger(__name__)
 
 
 class SnapshotLike(Protocol):
@@ -51,3 +55,14 @@ class SyncRecord:
     """From the start of the upload to the commit of the manifest."""
     ready_s: float
     """From the snapshot to ready, the queueing before the upload included."""
+
+    def log(self) -> None:
+        """One line, once the version is ready."""
+        logger.info(
+            "version %d ready: %d bytes, published in %.3f s, ready %.3f s after the snapshot",
+            self.version,
+            self.nbytes,
+            self.publish_s,
+            self.ready_s,
+            extra=about(version=self.version),
+        )

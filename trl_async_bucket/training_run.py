@@ -100,6 +100,7 @@ class TrainingRun(PreemptibleRun):
         # Nothing can be sampled before the first version is ready.
         max_lag = 0 if self._bucket_syncs == 1 else None
         waited_s = self._waiting(lambda: bucket.wait_lag(max_lag))
+        self.model_version = bucket.taken_version
         metrics = self._metrics["train"]
         metrics["bucket/snapshot_s"].append(snapshot_s)
         # Assigned, not appended: the mean of two version numbers in a log window is neither.
@@ -122,6 +123,7 @@ class TrainingRun(PreemptibleRun):
             metrics["bucket/bytes"].append(float(record.nbytes))
             metrics["bucket/ready_version"] = [float(record.version)]
         metrics["bucket/skipped"] = [float(bucket.skipped)]
+        metrics["bucket/passed_over"] = [float(bucket.passed_over)]
         for upload in self._take_uploads():
             metrics["bucket/checkpoint_s"].append(upload.upload_s)
             metrics["bucket/checkpoint_bytes"].append(float(upload.nbytes))

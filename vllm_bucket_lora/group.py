@@ -36,6 +36,8 @@ class RunView(BaseModel):
     """Versions in the window of the manifest last read, ascending."""
     ready: list[int] = []
     refused: dict[int, str] = {}
+    retried: list[int] = []
+    """Those refused that are still tried, ascending."""
     pending: dict[int, str] = {}
     """Versions that failed and will be tried again, with the reason."""
     probes: dict[int, ProbeResult] = {}

@@ -197,8 +197,13 @@ class Run:
 
     def faults(self) -> dict[int, str]:
         """Versions that are not expected to become ready, with the reason."""
-        tried = {v: r.reason for v, r in self.retries.items() if r.attempts >= FAULTY_AFTER}
-        return {**tried, **self.refused}
+        reasons = {version: self.retries[version].reason for version in self.faulty()}
+        return {**reasons, **self.refused}
+
+    def faulty(self) -> list[int]:
+        """Those of ``faults`` that are still tried, ascending."""
+        tried = (v for v, retry in self.retries.items() if retry.attempts >= FAULTY_AFTER)
+        return sorted(version for version in tried if version not in self.refused)
 
 
 def next_to_load(

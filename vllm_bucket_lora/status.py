@@ -44,6 +44,7 @@ def view_of(run: Run, passed: Mapping[int, ProbeResult], admission: Admission) -
         published=sorted(run.entries()),
         ready=sorted(passed),
         refused=run.faults(),
+        retried=run.faulty(),
         pending={version: retry.reason for version, retry in run.retries.items()},
         probes={**passed, **dict.fromkeys(run.probe_failed, ProbeResult.FAILED)},
         refusal=run.base_fault or admission.refused.get(run.run_id),
@@ -67,10 +68,12 @@ def _join_run(views: Sequence[RunView], *, everywhere: bool) -> RunView:
     newest = max(views, key=lambda view: view.latest)
     ready = set.intersection(*(set(view.ready) for view in views)) if everywhere else set()
     refused = {version: why for view in views for version, why in view.refused.items()}
+    for_good = {v for view in views for v in view.refused if v not in view.retried}
     return newest.model_copy(
         update={
             "ready": sorted(ready),
             "refused": {v: why for v, why in sorted(refused.items()) if v not in ready},
+            "retried": sorted(refused.keys() - for_good - ready),
             "pending": {v: why for view in views for v, why in view.pending.items()},
             "probes": _join_probes(views, ready),
             "refusal": next((view.refusal for view in views if view.refusal), None),
@@ -95,6 +98,7 @@ def replica_status(server: ServerState, served: Served, replica_id: str) -> Repl
             window=view.window,
             ready=view.ready,
             refused=view.refused,
+            retried=view.retried,
             probes=view.probes,
             refusal=view.refusal,
             error=view.fault,
@@ -126,10 +130,12 @@ def adapter_status(
     state, reason = _adapter_state(name, server, follows)
     run_id, version = parse_adapter_name(name) or ("", 0)
     view = server.runs.get(run_id)
+    retried = view is not None and not view.refusal and version in view.retried
     return AdapterStatus(
         name=name,
         state=state,
         reason=reason,
+        retried=retried and state is ReadyState.REFUSED,
         ready_on=int(state is ReadyState.READY),
         replicas=1,
         probe=view.probes.get(version) if view else None,

@@ -64,9 +64,7 @@ FAULTS = (
     Fault("503", "store", "the bucket answers everybody 503 SlowDown for 10 s"),
     Fault("read-only", "store", "the bucket refuses every write (403 AccessDenied) for 8 s",
           stops=("StoreDenied",)),
-    Fault("corrupt", "store", "a byte of the newest object is flipped in the bucket",
-          # If both replicas refuse it before there is a newer one, the trainer says so and stops.
-          stops=("ReplicasRefused",)),
+    Fault("corrupt", "store", "a byte of the newest object is flipped in the bucket"),
     Fault("clock", "trainer", "its clock is one hour ahead for 10 s", stops=("StoreDenied",)),
     Fault("clock", "replica", "its clock is one hour ahead for 10 s", ("load", "generation")),
     Fault("disk", "machine", "no byte is free for 8 s on the disk of trainer, or of replica",
@@ -85,7 +83,7 @@ that are the trainer's, and the disk of a replica's cache in the others."""
 
 CI = (
     "kill/trainer:publish",
-    "corrupt/store:load",
+    "corrupt/store:publish",
     "cut/trainer-store:snapshot",
     "503/store:checkpoint",
 )

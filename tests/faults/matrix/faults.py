@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 
 from demo.processes import Child
 from tests.faults.matrix.cells import Cell
+from tests.faults.matrix.corruption import corrupt
 from tests.faults.matrix.links import Answer, Refuse, Request
 from tests.faults.matrix.moments import VICTIM
 from tests.faults.matrix.recorder import Record
@@ -77,7 +77,7 @@ def inflict(cell: Cell, scene: Scene, release: Released) -> None:
             release()
             scene.hold(seconds)
     elif name == "corrupt":
-        _corrupt(scene, release)
+        corrupt(scene, release)
     elif name == "certificate":
         _certificate(scene, release)
     elif name.startswith("token"):
@@ -224,30 +224,6 @@ _LASTING = {
     "clock": (10.0, _clock),
     "disk": (8.0, _full_disk),
 }
-
-
-def _corrupt(scene: Scene, release: Released) -> None:
-    """Flip a byte of the newest weights; of the newest checkpoint in its phase, which is then used.
-
-    In ``publish`` the newest object is the version before the one that is held.
-    """
-    world, record = scene.world, scene.record
-    store, bucket = world.store, world.bucket
-    below = f"demo/runs/{record.run_id}"
-    manifest = json.loads(
-        store.get_object(Bucket=bucket, Key=f"{below}/manifest.json")["Body"].read()
-    )
-    if scene.phase == "checkpoint":
-        newest = manifest["checkpoints"][-1]
-        key = f"{below}/checkpoints/checkpoint-{newest['step']}/e{newest['epoch']}/optimizer.pt"
-    else:
-        key = f"{below}/adapters/v{manifest['latest']:08d}/adapter_model.safetensors"
-    data = bytearray(store.get_object(Bucket=bucket, Key=key)["Body"].read())
-    data[-100] ^= 0xFF
-    store.put_object(Bucket=bucket, Key=key, Body=bytes(data))
-    if scene.phase == "checkpoint":
-        scene.life.kill()
-    release()
 
 
 def _certificate(scene: Scene, release: Released) -> None:

@@ -46,7 +46,7 @@ def main(url: str, run_id: str, proxy: str) -> None:
     for number in (1, 2):
         buffer = publisher.reserve()
         publisher.submit(Snapshot(number, number, buffer, time.monotonic(), snapshot_s=0.002))
-        publisher.wait_lag(number, 0, PATIENCE_S)
+        publisher.wait_lag(0, PATIENCE_S)
     publisher.close(drain=True, timeout_s=PATIENCE_S)
     writer.close(RunState.FINISHED)
 

@@ -115,6 +115,24 @@ def test_a_quorum_of_two_can_still_come_while_two_may_be_ready(
         assert "only 1 of 2 replicas answer" in str(view.reason)
 
 
+@pytest.mark.parametrize(
+    ("retried", "need_any", "need_all"),
+    [([True, True], True, True), ([True, False], True, False), ([False, False], False, False)],
+)
+def test_the_next_version_may_do_better_where_enough_replicas_still_try(
+    retried: list[bool], need_any: bool, need_all: bool
+) -> None:
+    views = {
+        f"http://r{index}": AdapterStatus(name="run-v1", state=REFUSED, reason="x", retried=again)
+        for index, again in enumerate(retried)
+    }
+    for policy, expected in ((ANY, need_any), (ALL, need_all)):
+        view = on_fleet(views, "run-v1", policy=policy)
+        assert (view.state, view.retried) == (REFUSED, expected)
+    pending = {**views, "http://r9": AdapterStatus(name="run-v1", state=PENDING, reason="x")}
+    assert not on_fleet(pending, "run-v1", policy=ANY).retried
+
+
 def test_headers_of_one_hop_are_dropped_in_both_directions() -> None:
     fields = [
         (b"connection", b"X-A , close"), (b"x-a", b"1"), (b"te", b"trailers"), (b"upgrade", b"h2c"),

@@ -70,6 +70,8 @@ class StatusServer:
         """Scripted (HTTP status, body) pairs; the last one is repeated."""
         self.store: Store | None = None
         """If set, an adapter is ready once its version is in the manifest of this bucket."""
+        self.damaged: set[str] = set()
+        """Adapters that it could not verify."""
         self.base: dict[str, Any] = {}
         self.requests: list[tuple[dict[str, list[str]], str | None]] = []
         self.url = ""
@@ -82,6 +84,8 @@ class StatusServer:
             name = query["adapter"][0]
             state = "ready" if self._published(name) else "pending"
             body["adapter"] = {"name": name, "state": state, "ready_on": int(state == "ready")}
+            if state == "ready" and name in self.damaged:
+                body["adapter"] = {"name": name, "state": "refused", "retried": True}
         return 200, body
 
     def _published(self, name: str) -> bool:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from adapter_bucket.errors import FencedError, StoreDenied, StoreUnavailable
-from trl_async_bucket import publisher as publisher_module
+from trl_async_bucket import publish_retries
 from trl_async_bucket.publisher import Publisher
+from trl_async_bucket.readiness import RefusedForNow, ReplicasRefused
 from trl_async_bucket.sync_record import Snapshot, SnapshotLike
 
 WAIT_S = 20.0
@@ -28,6 +29,8 @@ class World:
     published: list[int] = field(default_factory=list)
     ready: list[int] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
+    refusals: dict[int, ReplicasRefused] = field(default_factory=dict)
+    """By version: what the wait for it ends with."""
     may_publish: threading.Event = field(default_factory=threading.Event)
     publishing: threading.Event = field(default_factory=threading.Event)
     may_be_ready: threading.Event = field(default_factory=threading.Event)
@@ -39,7 +42,9 @@ class World:
             raise self.failures.pop(0)
         self.published.append(snapshot.version)
 
-    def wait_ready(self, _version: int, _timeout_s: float, should_stop: Callable[[], bool]) -> bool:
+    def wait_ready(self, version: int, _timeout_s: float, should_stop: Callable[[], bool]) -> bool:
+        if version in self.refusals:
+            raise self.refusals[version]
         while not self.may_be_ready.wait(0.01):
             if should_stop():
                 return False
@@ -57,7 +62,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(publisher_module, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(publish_retries, "RETRY_FIRST_S", 0.01)
     world = World()
     world.may_publish.set()
     world.may_be_ready.set()
@@ -76,7 +81,7 @@ def test_versions_are_published_and_become_ready_in_order(world: World) -> None:
     publisher = world.start()
     for version in (1, 2, 3):
         submit(publisher, version)
-        publisher.wait_lag(version, 0, WAIT_S)
+        publisher.wait_lag(0, WAIT_S)
     publisher.close(drain=True, timeout_s=WAIT_S)
     assert world.published == world.ready == [1, 2, 3]
     assert [record.version for record in publisher.take_records()] == [1, 2, 3]
@@ -102,11 +107,11 @@ def test_rollouts_advance_only_to_a_version_that_is_ready(world: World) -> None:
     publisher = world.start()
     submit(publisher, 1)
     with pytest.raises(StoreUnavailable, match="bucket_max_lag"):
-        publisher.wait_lag(1, 0, 0.2)
+        publisher.wait_lag(0, 0.2)
     assert world.published == [1]
     assert world.ready == []
     world.may_be_ready.set()
-    publisher.wait_lag(1, 0, WAIT_S)
+    publisher.wait_lag(0, WAIT_S)
     assert world.ready == [1]
     publisher.close(drain=True, timeout_s=WAIT_S)
 
@@ -125,7 +130,7 @@ def test_what_a_retry_cannot_mend_is_raised_in_the_trainer(world: World, error: 
     publisher = world.start()
     submit(publisher, 1)
     with pytest.raises(type(error)):
-        publisher.wait_lag(1, 0, WAIT_S)
+        publisher.wait_lag(0, WAIT_S)
     with pytest.raises(type(error)):
         publisher.reserve()
     with pytest.raises(type(error)):
@@ -138,7 +143,7 @@ def test_a_store_that_stays_away_is_an_error_after_the_time_limit(world: World) 
     publisher = world.start(timeout_s=0.2)
     submit(publisher, 1)
     with pytest.raises(StoreUnavailable, match="503"):
-        publisher.wait_lag(1, 0, WAIT_S)
+        publisher.wait_lag(0, WAIT_S)
 
 
 def test_an_interrupted_publisher_stops_waiting_and_drops_what_is_pending(world: World) -> None:
@@ -182,3 +187,71 @@ def test_flush_says_what_did_not_get_there(world: World) -> None:
     world.failures.append(StoreDenied("no"))
     world.may_publish.set()
     assert not publisher.flush(WAIT_S)
+
+
+def test_one_damaged_version_is_passed_over_and_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.refusals = {2: RefusedForNow("run-v2 is refused: its sha256 is wrong")}
+    publisher = world.start()
+    submit(publisher, 1)
+    publisher.wait_lag(0, WAIT_S)
+    submit(publisher, 2)
+    publisher.wait_lag(1, WAIT_S)  # within what is allowed: training goes on
+    assert publisher.flush(WAIT_S)
+    submit(publisher, 3)
+    publisher.close(drain=True, timeout_s=WAIT_S)
+    assert world.published == [1, 2, 3]
+    assert world.ready == [1, 3]
+    assert publisher.passed_over == 1
+    assert "version 2 is passed over: run-v2 is refused: its sha256 is wrong" in caplog.text
+
+
+def test_a_damaged_version_that_the_trainer_waits_for_is_published_again_as_the_next(
+    world: World,
+) -> None:
+    world.refusals = {1: RefusedForNow("damaged")}
+    publisher = world.start()
+    submit(publisher, 1)
+    publisher.wait_lag(0, WAIT_S)
+    assert publisher.newest_version == 2
+    assert (world.published, world.ready) == ([1, 2], [2])
+    for version in (3, 4):  # no buffer is lost
+        submit(publisher, version)
+        publisher.wait_lag(0, WAIT_S)
+    assert world.ready == [2, 3, 4]
+    publisher.close(drain=True, timeout_s=WAIT_S)
+
+
+def test_a_damaged_last_version_is_published_again_as_the_next(world: World) -> None:
+    world.refusals = {2: RefusedForNow("damaged")}
+    publisher = world.start()
+    submit(publisher, 1)
+    publisher.wait_lag(0, WAIT_S)
+    submit(publisher, 2)
+    publisher.close(drain=True, timeout_s=WAIT_S)
+    assert (world.published, world.ready) == ([1, 2, 3], [1, 3])
+
+
+def test_a_second_damaged_version_in_a_row_stops_the_trainer_and_both_are_named(
+    world: World,
+) -> None:
+    world.refusals = {n: RefusedForNow(f"run-v{n} is refused: sha256") for n in (1, 3, 4)}
+    publisher = world.start()
+    submit(publisher, 1)
+    publisher.wait_lag(0, WAIT_S)
+    submit(publisher, 3)  # another one was good between them
+    with pytest.raises(ReplicasRefused, match=r"two versions in a row.*run-v4.*run-v3"):
+        publisher.wait_lag(0, WAIT_S)
+    assert world.ready == [2]
+    with pytest.raises(ReplicasRefused):
+        publisher.reserve()
+
+
+def test_a_version_refused_for_good_stops_the_trainer_at_once(world: World) -> None:
+    world.refusals = {1: ReplicasRefused("run-v1 is refused: rank 16")}
+    publisher = world.start()
+    submit(publisher, 1)
+    with pytest.raises(ReplicasRefused, match="rank 16"):
+        publisher.wait_lag(0, WAIT_S)
+    assert publisher.passed_over == 0

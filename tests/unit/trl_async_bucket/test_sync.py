@@ -162,6 +162,25 @@ def test_a_running_run_is_not_taken_without_being_asked_to(
     second.finish()
 
 
+def test_a_damaged_version_is_followed_by_its_weights_under_the_next_number(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    model = tiny_peft_model()
+    ready: list[int] = []
+    sync = make_sync(server, model, tmp_path, ready)
+    sync.start()
+    publish(sync, 1, model)
+    server.damaged = {"run-v2"}
+    publish(sync, 1, model)
+    assert (sync.taken_version, sync.next_version, sync.lag, sync.passed_over) == (3, 4, 0, 1)
+    first, damaged, again = read_manifest(server).versions
+    assert damaged.weights.sha256 == again.weights.sha256 != first.weights.sha256
+    assert damaged.step == again.step
+    assert publish(sync, 1, model) == [4]
+    sync.finish()
+    assert ready == [1, 3, 4]
+
+
 def test_nothing_is_written_before_start(server: StatusServer, tmp_path: Path) -> None:
     make_sync(server, tiny_peft_model(), tmp_path)
     with pytest.raises(NotPublished):

@@ -93,6 +93,24 @@ def test_a_refusal_by_one_process_is_the_servers() -> None:
     assert both.runs["run"].refused == {6: "out of memory"}
 
 
+def test_a_refusal_that_may_pass_says_so_unless_another_process_refuses_for_good() -> None:
+    for_now = VIEW.model_copy(update={"refused": {7: "sha256"}, "retried": [7]})
+    good = VIEW.model_copy(update={"refused": {7: "rank 16"}})
+    whole = for_now.model_copy(update={"refusal": "another base model"})
+    for views, expected in (
+        ([for_now, VIEW], True),
+        ([for_now, for_now], True),
+        ([for_now, good], False),
+        ([good], False),
+        ([whole], False),
+    ):
+        server = join([ServerState(runs={"run": view}) for view in views])
+        answer = adapter_status("run-v7", server, follows=lambda _: True)
+        assert (answer.state, answer.retried) == (ReadyState.REFUSED, expected), views
+    told = replica_status(join([ServerState(runs={"run": for_now})]), SERVED, "r-1")
+    assert told.runs["run"].retried == [7]
+
+
 def test_the_status_lists_what_is_ready_and_what_the_server_can_take() -> None:
     status = replica_status(ServerState(runs={"run": VIEW}, fault="denied"), SERVED, "r-1")
     assert status.ready == ["run-v5", "run-v6"]

@@ -24,7 +24,6 @@ from adapter_bucket.manifest import RunState
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.ready_policy import ReadyPolicy
 from adapter_bucket.stores import open_store
-from adapter_bucket.upload import describe
 from benchmarks import results
 from benchmarks.adapters import Adapter
 from benchmarks.buckets import Bucket, buckets
@@ -33,7 +32,7 @@ from benchmarks.replicas import Replicas
 from tests.adapters import BASE
 from trl_async_bucket.readiness import ReplicaClient
 
-PHASES = ("hash", "check", "put", "commit", "notice", "get", "verify", "answer")
+PHASES = ("check", "put", "commit", "notice", "get", "verify", "answer")
 PARTS = ["hint", "polling"]
 POLLS_S = (0.25, 1.0, 5.0)
 BYTES_PER_S = 20e6
@@ -57,9 +56,6 @@ class Trainer:
         """The version, seconds of each phase, and when it was committed."""
         number = self._writer.next_version
         version = self._adapter.version(number)
-        started = time.monotonic()
-        describe(version["weights"])
-        hash_s = time.monotonic() - started
         self._store.calls.clear()
         started = time.monotonic()
         self._writer.publish(number, **version)
@@ -67,8 +63,7 @@ class Trainer:
         commit = next(call for call in self._store.calls if call.name == "replace")
         put_from, put_to = min(c.began_at for c in puts), max(c.ended_at for c in puts)
         phases = {
-            "hash": hash_s,
-            "check": put_from - started - hash_s,
+            "check": put_from - started,
             "put": put_to - put_from,
             "commit": commit.ended_at - put_to,
         }
@@ -98,7 +93,7 @@ def with_hint(bucket: Bucket, adapter: Adapter, folder: Path, rounds: int) -> di
             noticed_at, fetched_at, verified_at = replicas.ends(version)[0]
             ends = (committed_at, noticed_at, fetched_at, verified_at, answered_at)
             took = (end - begin for begin, end in pairwise(ends))
-            phases |= dict(zip(PHASES[4:], took, strict=True))
+            phases |= dict(zip(PHASES[3:], took, strict=True))
             if round_:  # the first one also finds the run, and opens connections
                 found.append(phases)
     trainer.close()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ class Trainer:
                 [sys.executable, "-u", "-m", MODULE, *arguments],
                 cwd=ROOT,
                 env={**os.environ, **(env or {})},
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                start_new_session=True,
             )
         self.events: list[dict[str, Any]] = []
         self.signalled = 0.0
@@ -49,6 +52,12 @@ class Trainer:
                 return event
         raise AssertionError(f"the trainer ended before {key!r}\n{self.tail()}")
 
+    def go_on(self) -> None:
+        """Let a trainer that was started ``--step-by-step`` begin its next life."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def term(self) -> None:
         """Send SIGTERM."""
         self.signalled = time.monotonic()
@@ -59,9 +68,18 @@ class Trainer:
         for _ in self._read():
             pass
         code = self.process.wait(timeout_s)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.close()
         return code, time.monotonic() - self.signalled
+
+    def close(self) -> None:
+        """End it if it still runs, and let go of its pipes."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)  # with the life that it forked
+            self.process.wait(20)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
 
     def of(self, key: str) -> list[dict[str, Any]]:
         """The events that have ``key``."""
@@ -116,11 +134,7 @@ class Bench:
     def close(self) -> None:
         """End what still runs."""
         for trainer in self._trainers:
-            if trainer.process.poll() is None:
-                trainer.process.kill()
-                trainer.process.wait(20)
-            assert trainer.process.stdout is not None
-            trainer.process.stdout.close()
+            trainer.close()
 
 
 @pytest.fixture
@@ -129,17 +143,5 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     try:
         yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """How a run ends that nobody stops."""
-    made = Bench(tmp_path_factory.mktemp("undisturbed"))
-    try:
-        trainer = made.start("machine")
-        assert trainer.end()[0] == 0, trainer.tail()
-        yield trainer.of("finished")[-1]
     finally:
         made.close()

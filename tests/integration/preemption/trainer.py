@@ -1,25 +1,19 @@
 """A real trainer process that can be killed anywhere: transformers' ``Trainer`` on a tiny model.
 
 It has the same ``TrainingRun`` in front as the drop-in trainers, and needs no server: nothing
-generates. ``python -m tests.integration.preemption.trainer --help``. With ``--kill-at`` it imports
-once, then forks a child per point: each dies there, and the next one resumes on "another machine",
-an output directory of its own, until one comes through. A line of JSON says what each one saw.
+generates. With ``--server`` it waits for a replica as they do. ``python -m
+tests.integration.preemption.trainer --help``. With ``--kill-at`` it imports once, then forks a
+child per point: each dies there, and the next one resumes on "another machine", an output directory
+of its own, until one comes through. A line of JSON says what each one saw.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import re
-import signal
 import sys
-import threading
 import time
-import traceback
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +21,15 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from adapter_bucket.ready_policy import ReadyPolicy
-from adapter_bucket.store import Store
-from adapter_bucket.stores import open_store
+from tests.integration.preemption.killing import ARMED, in_child, live, say, watch_store
 from tests.unit.trl_async_bucket.models import tiny_peft_model
-from trl_async_bucket import sync
 from trl_async_bucket.config import BucketSyncFields
 from trl_async_bucket.preemptible_run import PreemptibleRun
-from trl_async_bucket.snapshot import SnapshotBuffer
 from trl_async_bucket.sync import BucketSync
 from trl_async_bucket.training_run import TrainingRun
 
 ROWS = 64
-
-ARMED = threading.Event()
-"""Set once a life has said where it began: a test counts those."""
+WINDOW = 2
 
 
 @dataclass
@@ -57,6 +46,7 @@ class BucketTrainer(TrainingRun, Trainer):  # type: ignore[misc]
 
     args: Config
     publish_timeout_s = 60.0
+    server_url = ""
 
     def __init__(self, model: Any, args: Config, **kwargs: Any) -> None:
         super().__init__(model, args, **kwargs)
@@ -65,9 +55,11 @@ class BucketTrainer(TrainingRun, Trainer):  # type: ignore[misc]
         if self.is_world_process_zero():
             timeout_s = self.publish_timeout_s
             settings = args.sync_settings(
-                window=2, max_lag=10_000, server_url="", timeout_s=timeout_s
+                window=WINDOW, max_lag=10_000, server_url=self.server_url, timeout_s=timeout_s
             )
-            self._bucket = BucketSync(model, "default", without_server(settings))
+            if not self.server_url:
+                settings = replace(settings, server_url=None, ready=ReadyPolicy("none"))
+            self._bucket = BucketSync(model, "default", settings)
         self.add_callback(SyncCallback(self))
 
 
@@ -82,74 +74,6 @@ class SyncCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._trainer._sync_to_bucket()
-
-
-def without_server(settings: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(settings, server_url=None, ready=ReadyPolicy("none"))
-
-
-class Killing:
-    """Passes calls on to a store; kills the process before or after the n-th matching write."""
-
-    def __init__(self, store: Store, kill: Callable[[str], None]) -> None:
-        self._store = store
-        self._kill = kill
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if name not in ("create", "replace", "upload", "delete"):
-            return found
-
-        def call(*args: Any, **options: Any) -> Any:
-            targets = args[0] if name == "delete" else [args[0]]
-            for target in targets:
-                self._kill(f"before {name} {target}")
-                first = [target] if name == "delete" else target
-                result = found(first, *args[1:], **options)
-                self._kill(f"after {name} {target}")
-            return result if name != "delete" else None
-
-        return call
-
-
-class KillPoint:
-    """``<n>:<pattern>``: the n-th event that matches kills this process."""
-
-    def __init__(self, text: str) -> None:
-        count, _, pattern = text.partition(":")
-        self._left = int(count)
-        self._pattern = re.compile(pattern)
-
-    def __call__(self, event: str) -> None:
-        if ARMED.is_set() and self._pattern.search(event):
-            self._left -= 1
-            if self._left == 0:
-                say(died=event)
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def watch_store(told: Callable[[str], None]) -> None:
-    """Tell every write of this process, before and after."""
-    setattr(sync, "open_store", lambda url: Killing(open_store(url), told))  # noqa: B010
-
-
-def install(kill: Callable[[str], None]) -> None:
-    """Put the kill points into this process."""
-    watch_store(kill)
-    fill = SnapshotBuffer.fill
-
-    def killing_fill(self: SnapshotBuffer, tensors: Any) -> None:
-        fill(self, tensors)
-        kill("snapshot")
-
-    setattr(SnapshotBuffer, "fill", killing_fill)  # noqa: B010
-
-
-def say(**facts: Any) -> None:
-    """One line for the test, whatever happens next."""
-    os.write(1, json.dumps(facts).encode() + b"\n")
 
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[misc]
@@ -195,6 +119,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bucket", required=True)
     parser.add_argument("--run-id", default="run")
+    parser.add_argument("--server", default="", help="replica whose readiness is waited for")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path, help="base model; a tiny one of its own by default")
     parser.add_argument("--steps", type=int, default=120)
@@ -205,6 +130,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--row-s", type=float, default=0.0, help="each batch is made this slow")
     parser.add_argument("--put-s", type=float, default=0.0, help="each upload is made this slow")
     parser.add_argument("--kill-at", action="append", default=[], help="<n>:<pattern>")
+    parser.add_argument("--step-by-step", action="store_true", help="a line on stdin per life")
+    parser.add_argument("--alone", help="first, a run that nobody stops over this bucket")
     return parser.parse_args()
 
 
@@ -217,7 +144,8 @@ def peft_model(base: Path) -> Any:
     return get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
 
 
-def train(options: argparse.Namespace, out: Path) -> None:
+def train(options: argparse.Namespace, out: Path) -> dict[str, Any]:
+    """Train; how many steps, and every bit of the result, to be compared with other runs'."""
     torch.manual_seed(0)
     config = Config(
         output_dir=str(out),
@@ -238,31 +166,22 @@ def train(options: argparse.Namespace, out: Path) -> None:
         seed=0,
     )
     model = peft_model(options.model) if options.model else tiny_peft_model()
+    BucketTrainer.server_url = options.server
     trainer = BucketTrainer(model, config, train_dataset=Rows(options.row_s))
-    trainer.add_callback(Teller(trainer, options.step_s))
+    if not options.quiet:
+        trainer.add_callback(Teller(trainer, options.step_s))
     trainer.train()
     weights = [p.detach() for name, p in trainer.model.named_parameters() if "lora_" in name]
-    # Every bit of the result, for the comparison with a run that was never stopped.
     total = torch.cat([weight.flatten() for weight in weights]).double()
-    say(finished=trainer.state.global_step, digest=total.sum().item().hex())
+    return {"steps": trainer.state.global_step, "digest": total.sum().item().hex()}
 
 
-def live(options: argparse.Namespace) -> None:
-    """One life after the other, each in a child that dies at its point."""
-    for number, point in enumerate([*options.kill_at, f"0:{'never'}"]):
-        child = os.fork()
-        if child == 0:
-            try:
-                install(KillPoint(point))
-                train(options, options.out / f"machine-{number}")
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code not in (0, -signal.SIGKILL):
-            raise SystemExit(f"life {number} failed")  # its traceback stands above
-        say(life=number, code=code)
+def train_alone(options: argparse.Namespace) -> None:
+    """The same training with nobody who stops it or watches."""
+    alone = argparse.Namespace(**vars(options))
+    alone.bucket, alone.resume, alone.server, alone.quiet = options.alone, None, "", True
+    if in_child(lambda: say(undisturbed=train(alone, options.out / "alone"))):
+        raise SystemExit("the training that nobody stops failed")
 
 
 def main() -> None:
@@ -271,8 +190,15 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     options = arguments()
+    options.quiet = False
+    if options.alone:
+        train_alone(options)
     if options.kill_at:
-        live(options)
+        live(
+            options.kill_at,
+            lambda number: say(finished=train(options, options.out / f"machine-{number}")),
+            step_by_step=options.step_by_step,
+        )
         return
     if options.put_s:
 
@@ -281,7 +207,7 @@ def main() -> None:
                 time.sleep(options.put_s)
 
         watch_store(slow)
-    train(options, options.out)
+    say(finished=train(options, options.out))
 
 
 if __name__ == "__main__":

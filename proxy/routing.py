@@ -10,6 +10,7 @@ rule made for any of these.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 LOAD_WEIGHT = 0.5
@@ -45,20 +46,14 @@ def choose(
     Returns:
         Its position, or ``None`` if there is no candidate.
     """
-    count = len(loads)
-    if count < 2:
-        return 0 if count else None
-    least = min(loads)
-    scale = least + SLACK_REQUESTS * (prompt_tokens + decode_tokens) + 1
+    if len(loads) < 2:
+        return 0 if loads else None
+    scale = min(loads) + SLACK_REQUESTS * (prompt_tokens + decode_tokens) + 1
     price = LOAD_WEIGHT * max(prompt_tokens, 1) / scale
-    if passed_over is not None and all(passed_over):
-        passed_over = None
-    best, best_cost = -1, 0.0
-    for step in range(count):
-        index = (turn + step) % count
-        if passed_over is not None and passed_over[index]:
-            continue
-        cost = prompt_tokens - matched_tokens[index] + price * (loads[index] - least)
-        if best < 0 or cost < best_cost:
-            best, best_cost = index, cost
-    return best
+    # Less what is the same for all: the prompt's length, and the price of the least load.
+    costs = [price * load - held for load, held in zip(loads, matched_tokens, strict=True)]
+    if passed_over is not None and not all(passed_over):
+        costs = [math.inf if over else cost for cost, over in zip(costs, passed_over, strict=True)]
+    least = min(costs)
+    first = turn % len(costs)
+    return costs.index(least, first) if least in costs[first:] else costs.index(least)

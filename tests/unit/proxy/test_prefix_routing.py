@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bucket_lora_proxy.prefix import MAX_HASHED_BYTES, MAX_MEMO, Hasher, Prompt
-from bucket_lora_proxy.prefix_index import DEFAULT_BLOCKS, MAX_BLOCKS, PrefixIndex
+from bucket_lora_proxy.prefix_index import DEFAULT_BLOCKS, MAX_BLOCKS, PrefixIndex, _Node
 from bucket_lora_proxy.watcher import cache_blocks
 
 IDS = list(range(1000, 1100))
@@ -195,15 +196,46 @@ def test_the_index_agrees_with_plain_sets_of_blocks(
             index.drop_slot(slot)
         else:
             index.drop_name(name)
-        held = [
-            {block for recency in names.values() for block in recency} for names in index._recency
-        ]
+        held = [held_by(index, number) for number in range(3)]
         for described in asked:
             chain = described.chains[0] if described.chains else ()
             for number in range(3):
                 prefix = next((i for i, b in enumerate(chain) if b not in held[number]), len(chain))
                 assert index.matched(described, [number]) == [prefix]
         assert [index.blocks(number) for number in range(3)] == [len(blocks) for blocks in held]
-        masks = {b: m for holders in index._holders.values() for b, m in holders.items()}
-        assert all(masks.values())
-        assert set(masks) == set().union(*held)
+        for name in index.names():
+            check_tree(index, name)
+
+
+def nodes_of(root: _Node) -> Iterator[_Node]:
+    for child in root.children.values():
+        yield child
+        yield from nodes_of(child)
+
+
+def held_by(index: PrefixIndex, slot: int) -> set[int]:
+    return {
+        block
+        for root in index._roots.values()
+        for node in nodes_of(root)
+        for block in node.blocks[: node.held.get(slot, 0)]
+    }
+
+
+def check_tree(index: PrefixIndex, name: str) -> None:
+    """Nothing is kept that no replica holds, and a replica's order has parents last."""
+    nodes = list(nodes_of(index._roots[name]))
+    assert nodes
+    for node in nodes:
+        assert len(node.blocks) == max(node.held.values())
+        for child in node.children.values():
+            assert all(node.held[slot] == len(node.blocks) for slot in child.held)
+    for slot, caches in enumerate(index._caches):
+        if name not in caches:
+            assert not any(slot in node.held for node in nodes)
+            continue
+        order = list(caches[name].order)
+        assert set(order) == {node for node in nodes if slot in node.held}
+        assert caches[name].count == sum(node.held[slot] for node in order)
+        for place, node in enumerate(order):
+            assert node.parent not in order[:place]

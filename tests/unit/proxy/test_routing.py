@@ -130,7 +130,7 @@ def test_a_decision_about_2048_tokens_among_16_replicas_takes_at_most_100_us() -
     template = [rng.randrange(32_000) for _ in range(23)]
     prompts = [template + [rng.randrange(32_000) for _ in range(2025)] for _ in range(24)]
     contents = [json.dumps(ids).encode() for ids in prompts]
-    took = []
+    first, took = [], []
     for content in contents:
         for _ in range(8):
             begun = time.thread_time()  # other processes may take the core meanwhile
@@ -139,6 +139,10 @@ def test_a_decision_about_2048_tokens_among_16_replicas_takes_at_most_100_us() -
             assert choice is not None
             router.end(choice, router.begin(choice, described))
             took.append(time.thread_time() - begun)
+        first.append(took[-8])
     took.sort()
-    # The median of a group's requests. A prompt's first request hashes it: 1 of 8.
+    first.sort()
     assert took[len(took) // 2] < 100e-6, [f"{seconds * 1e6:.0f}" for seconds in took[::16]]
+    # The first of a group hashes all of the prompt, and is quick only with warm caches: the best
+    # quarter, as other processes may empty them meanwhile.
+    assert first[len(first) // 4] < 100e-6, [f"{seconds * 1e6:.0f}" for seconds in first]

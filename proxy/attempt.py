@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bucket_lora_proxy.errors import Headers
 from bucket_lora_proxy.exchange import Exchange
@@ -11,8 +12,7 @@ from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.router import Choice
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What a client asks for."""
 
     target: bytes

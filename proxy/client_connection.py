@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -24,8 +25,9 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from adapter_bucket.errors import UnsupportedUpstream
+from bucket_lora_proxy.cycle import Cycle, generation_path
 from bucket_lora_proxy.errors import ApiError, ErrorType, Headers
-from bucket_lora_proxy.forward import GENERATION_PATHS, Forwarder
+from bucket_lora_proxy.forward import Forwarder
 from bucket_lora_proxy.generation import Generation
 from bucket_lora_proxy.guard import GuardedProtocol
 from bucket_lora_proxy.request_body import too_large, too_slow
@@ -71,7 +73,8 @@ class ClientConnection(GuardedProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._forwarder = forwarder
-        self._active: RequestResponseCycle | None = None
+        self.expect_100_continue = False
+        self._active: Cycle | None = None
         """uvicorn's state of the request that is being received or answered here; the one of
         ``self.cycle`` is the newest, and may have to wait for it."""
         self._phase = Phase.ANSWER
@@ -83,9 +86,40 @@ class ClientConnection(GuardedProtocol):
 
     # --- receiving ---
 
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def on_headers_complete(self) -> None:
+        path = generation_path(self.parser.get_method(), self.url)
+        if path is None:
+            # Now make what uvicorn makes of every request at its beginning.
+            url, headers, expects = self.url, self.headers, self.expect_100_continue
+            super().on_message_begin()
+            self.url, self.expect_100_continue = url, expects
+            self.headers += headers
+            super().on_headers_complete()
+            return
+        self._end_head()
+        before = self.cycle
+        version = self.parser.get_http_version()
+        self.cycle = cycle = Cycle(
+            path,
+            version,
+            self.headers,
+            expects_100=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        scope = cycle.scope
-        if scope["method"] != "POST" or scope["path"] not in GENERATION_PATHS:
+        if not isinstance(cycle, Cycle):
             super()._start_asgi_task(cycle, app)
             return
         self._active, self._phase = cycle, Phase.HEAD
@@ -96,15 +130,20 @@ class ClientConnection(GuardedProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._parsing = True
-        super().data_received(data)
+        GuardedProtocol.data_received(self, data)
         self._parsing = False
         if self._active is not None:
             self._go_on()
 
     def on_body(self, body: bytes) -> None:
-        super().on_body(body)
-        if self.cycle is self._active:
-            self.flow.resume_reading()  # uvicorn waits for a `receive` that does not come
+        cycle = self.cycle
+        if not isinstance(cycle, Cycle):
+            super().on_body(body)
+        elif not cycle.response_complete:
+            cycle.parts.append(body)
+            cycle.size += len(body)
+            if cycle.size > HIGH_WATER_LIMIT and cycle is not self._active:
+                self.flow.pause_reading()
 
     def _go_on(self) -> None:
         """Do what can be done with what has been received. Not while parsing: an error in what
@@ -115,9 +154,9 @@ class ClientConnection(GuardedProtocol):
             return
         try:
             if self._phase is Phase.HEAD:
-                self._forwarder.admit(cycle.scope["http_version"], _fields(cycle))
+                self._forwarder.admit(cycle.http_version, cycle.headers)
                 self._phase = Phase.BODY
-            if len(cycle.body) > self._forwarder.config.max_body_bytes:
+            if cycle.size > self._forwarder.config.max_body_bytes:
                 raise too_large(self._forwarder.config.max_body_bytes)
             if cycle.more_body:
                 self._wait_for_body(cycle)
@@ -126,10 +165,10 @@ class ClientConnection(GuardedProtocol):
         except ApiError as error:
             self.refuse(error)
         except Exception:
-            log.exception("serving %s failed", cycle.scope["path"])
+            log.exception("serving %s failed", cycle.path)
             self.refuse(ApiError(500, ErrorType.INTERNAL, "a fault of the proxy; see its log"))
 
-    def _wait_for_body(self, cycle: RequestResponseCycle) -> None:
+    def _wait_for_body(self, cycle: Cycle) -> None:
         if cycle.waiting_for_100_continue:
             cycle.waiting_for_100_continue = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -141,11 +180,10 @@ class ClientConnection(GuardedProtocol):
         self._body_timer = None
         self.refuse(too_slow())
 
-    def _run(self, cycle: RequestResponseCycle) -> None:
+    def _run(self, cycle: Cycle) -> None:
         self._phase = Phase.ANSWER
         self._stop_body_timer()
-        body, cycle.body = bytes(cycle.body), bytearray()
-        generation = self._forwarder.begin(self, cycle.scope["path"], _fields(cycle), body)
+        generation = self._forwarder.begin(self, cycle.path, cycle.headers, cycle.take_body())
         if self._active is cycle:  # not answered yet
             self._generation = generation
 
@@ -186,12 +224,12 @@ class ClientConnection(GuardedProtocol):
         self._active = self._generation = None
         self.transport.close()
 
-    def _answering(self) -> RequestResponseCycle:
+    def _answering(self) -> Cycle:
         if self._active is None:
             raise RuntimeError("there is no request to answer")
         return self._active
 
-    def _head(self, cycle: RequestResponseCycle, status: int, headers: Headers) -> bytes:
+    def _head(self, cycle: Cycle, status: int, headers: Headers) -> bytes:
         """The bytes of a head. A parser has checked every field that came from elsewhere."""
         cycle.response_started = True
         parts = [STATUS_LINE[status]]
@@ -205,7 +243,7 @@ class ClientConnection(GuardedProtocol):
         parts.append(b"\r\n")
         return b"".join(parts)
 
-    def _complete(self, cycle: RequestResponseCycle) -> None:
+    def _complete(self, cycle: Cycle) -> None:
         """The answer is written: uvicorn goes on with what comes next on this connection."""
         self._active = self._generation = None
         cycle.response_complete = True
@@ -240,9 +278,3 @@ class ClientConnection(GuardedProtocol):
         if self._body_timer is not None:
             self._body_timer.cancel()
             self._body_timer = None
-
-
-def _fields(cycle: RequestResponseCycle) -> Headers:
-    fields = cycle.scope["headers"]
-    assert isinstance(fields, list)  # so uvicorn makes it, and ASGI allows any iterable
-    return fields

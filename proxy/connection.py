@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         """The whole answer has been parsed (parts of it may still wait to be taken)."""
         self.error: UpstreamError | None = None
         """Why there will be no whole answer."""
-        self.idle_since = 0.0
+        self._idle_since = 0.0
         self._loop = loop
         self._listener: Callable[[], None] = _nobody
         self._transport: asyncio.Transport | None = None
@@ -137,8 +137,13 @@ class Connection(asyncio.Protocol):
     def detach(self) -> None:
         """Nobody listens to this exchange any more."""
         self._listener = _nobody
+        self._idle_since = self._loop.time()
         if self._held:
             self.hold(False)
+
+    def idle_s(self) -> float:
+        """For how long nobody has listened."""
+        return self._loop.time() - self._idle_since
 
     def abort(self) -> None:
         """Close at once, whatever is going on: the peer sees that nobody listens any more."""

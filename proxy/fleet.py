@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 
 from adapter_bucket.ready_policy import ANY, ReadyPolicy
@@ -34,7 +35,7 @@ class Fleet:
         found = [replica for replica in self.replicas if replica.serves(model)]
         if len(found) < 2:
             return found
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()  # the loop's clock; to ask which loop runs is a system call
         return hold_back([one for one in found if one.breaker.allows(now)] or found, now)
 
     def adapter(self, name: str, policy: ReadyPolicy = ANY) -> AdapterStatus:

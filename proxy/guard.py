@@ -1,7 +1,8 @@
-"""uvicorn's HTTP protocol, with limits on the head of a request.
+"""uvicorn's HTTP protocol, with limits on the head of a request, and one timer for idle times.
 
 uvicorn bounds neither the size of a head nor the time it may take, so one slow or endless client
-could hold a connection, and memory, for ever. Builds on ``HttpToolsProtocol``'s callbacks (uvicorn
+could hold a connection, and memory, for ever. And it starts and stops a timer for each request,
+where one that looks again when it is due does. Builds on ``HttpToolsProtocol``'s callbacks (uvicorn
 0.53 and 0.54); can go once uvicorn has such limits for its httptools protocol.
 """
 
@@ -25,6 +26,9 @@ class GuardedProtocol(HttpToolsProtocol):
     _in_head = True
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _idle_since: float | None = None
+    """Loop time; ``None`` while there is a request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -32,12 +36,15 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
+        HttpToolsProtocol.data_received(self, data)  # `super()` takes longer than the call
         if not self._in_head or self.transport.is_closing():
             return
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -47,17 +54,45 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # a trailer must not pass for a field that was checked before the body
-            super().on_header(name, value)
+            HttpToolsProtocol.on_header(self, name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._disarm()
+        self._end_head()
         super().on_headers_complete()
 
+    def _end_head(self) -> None:
+        self._in_head = False
+        self._disarm()
+
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        HttpToolsProtocol.on_message_complete(self)
         self._in_head = True
         self._head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since = None
+
+    def _check_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since is None:
+            return  # the end of its answer starts it again
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._idle_timer = self.loop.call_later(left_s, self._check_idle)
+        else:
+            self.timeout_keep_alive_handler()
 
     def _arm(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._too_slow)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import xxhash
@@ -38,8 +38,7 @@ MAX_MEMO = 1024
 tokens takes 5 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What routing needs to know of a request."""
 
     name: str

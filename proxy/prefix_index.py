@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from bucket_lora_proxy.prefix import BLOCK_TOKENS, Prompt
 
@@ -140,11 +140,9 @@ class PrefixIndex:
         root = self._roots.get(prompt.name)
         if root is not None:
             for chain in prompt.chains:
-                ends = _ends(root, chain)
-                if ends:
-                    found = [
-                        count + ends.get(slot, 0) for count, slot in zip(found, slots, strict=True)
-                    ]
+                if ends := _ends(root, chain):
+                    pairs = zip(found, slots, strict=True)
+                    found = [count + ends.get(slot, 0) for count, slot in pairs]
         if self._coarse:
             grains = (self._grain[slot] for slot in slots)
             return [count - count % grain for count, grain in zip(found, grains, strict=True)]
@@ -228,24 +226,18 @@ class PrefixIndex:
                 self._count[slot] -= cache.count
 
 
-def _walk(root: _Node, chain: Sequence[int]) -> Iterator[tuple[_Node, int, int]]:
-    """Nodes along a chain, each with where it starts and how many of its blocks the chain has."""
+def _ends(root: _Node, chain: Sequence[int]) -> dict[int, int]:
+    """How many blocks of a chain each replica holds, by slot."""
+    ends: dict[int, int] = {}
     node, length = root, 0
     while length < len(chain):
         child = node.children.get(chain[length])
         if child is None:
-            return
+            break
         shared = child.shared(chain, length)
-        yield child, length, shared
+        for slot, held in child.held.items():
+            ends[slot] = length + (held if held < shared else shared)
         if shared < len(child.blocks):
-            return
+            break
         node, length = child, length + shared
-
-
-def _ends(root: _Node, chain: Sequence[int]) -> dict[int, int]:
-    """How many blocks of a chain each replica holds, by slot."""
-    ends: dict[int, int] = {}
-    for node, start, shared in _walk(root, chain):
-        for slot, held in node.held.items():
-            ends[slot] = start + min(held, shared)
     return ends

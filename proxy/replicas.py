@@ -141,8 +141,10 @@ class Replica:
 
     def serves(self, model: str | None) -> bool:
         """Whether a generation for this model may be sent here now."""
-        return self.in_rotation and (
-            model is None or model in self.ready or model in self.base_models
+        return (
+            self.up
+            and (model is None or model in self.ready or model in self.base_models)
+            and self.in_rotation
         )
 
     def down_for(self, now: float) -> float:

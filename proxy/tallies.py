@@ -7,6 +7,7 @@ checks for each, which together cost as much as to route the request. Not thread
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,11 +27,13 @@ class Tally(Collector):
 
     def __init__(self, name: str, text: str, label: str = "") -> None:
         self._name, self._text, self._label = name, text, label
-        self.values: dict[str, float] = {} if label else {"": 0.0}
+        self.values: defaultdict[str, float] = defaultdict(float)
+        if not label:
+            self.values[""] = 0.0
 
     def add(self, value: str = "", amount: float = 1.0) -> None:
         """Count something with this value of the label."""
-        self.values[value] = self.values.get(value, 0.0) + amount
+        self.values[value] += amount
 
     def forget(self, value: str) -> None:
         """Drop a value of the label that will not come again."""

@@ -117,10 +117,9 @@ class Pool:
 
     def take_idle(self) -> Connection | None:
         """The connection that was used last, if it may be used again."""
-        oldest = asyncio.get_running_loop().time() - self._keep_alive_s
         while self._idle:
             connection = self._idle.pop()
-            if connection.reusable and connection.idle_since >= oldest:
+            if connection.reusable and connection.idle_s() <= self._keep_alive_s:
                 return connection
             connection.abort()
         return None
@@ -167,7 +166,6 @@ class Pool:
         self.active.discard(connection)
         connection.detach()
         if connection.reusable:
-            connection.idle_since = asyncio.get_running_loop().time()
             self._idle.append(connection)
         else:
             connection.abort()

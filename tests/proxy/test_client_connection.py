@@ -196,6 +196,36 @@ async def test_a_fault_of_the_proxy_is_an_error_for_one_request_and_not_a_silenc
     assert proxy.deps.forwarder.running == set()
 
 
+async def test_an_idle_connection_is_closed_and_a_used_one_is_not(harness: Harness) -> None:
+    async def slow(received: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.6)
+        await answer_json(writer, {})
+
+    proxy, _ = await proxy_with(harness, slow)
+    proxy.server.config.timeout_keep_alive = cast(int, 0.4)
+    async with proxy.client() as client, asyncio.timeout(10):
+        for _ in range(2):  # longer than an idle time may be
+            await client.send("POST", "/v1/completions", body=BODY)
+            assert (await client.answer()).status == 200
+        await asyncio.sleep(0.3)
+        await client.send("GET", "/health")
+        assert (await client.answer()).status == 200
+        begun = asyncio.get_running_loop().time()
+        assert await client.reader.read() == b""
+        assert 0.3 < asyncio.get_running_loop().time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "target", [b"/v1/completions?x=1", b"/v1/%63ompletions", b"http://x/v1/completions"]
+)
+async def test_a_generation_may_be_asked_for_in_other_ways(harness: Harness, target: bytes) -> None:
+    proxy, replica = await proxy_with(harness)
+    async with proxy.client() as client, asyncio.timeout(10):
+        client.writer.write(post().replace(b"/v1/completions", target))
+        assert (await client.answer()).status == 200
+    assert [received.target for received in replica.generations] == ["/v1/completions"]
+
+
 def test_a_uvicorn_that_begins_requests_in_another_way_is_refused() -> None:
     check_server(HttpToolsProtocol)
     with pytest.raises(UnsupportedUpstream, match="begins requests"):

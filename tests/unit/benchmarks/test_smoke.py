@@ -28,6 +28,7 @@ TINY_HERE = ("growth_manifest", "growth_tensors")
 SMALL = {
     "checkpoint_costs": ("--mib", "1"),
     "proxy_decision": ("--groups", "2"),
+    "proxy_own_code": ("--requests", "100"),
     "proxy_memory": ("--routed", "1000", "--served", "0"),
     "proxy_throughput": (
         "--seconds", "0.1", "--rounds", "1", "--connections", "1", "--beside", "floor", "recipe",

@@ -26,6 +26,7 @@ from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.forward import GENERATION_PATHS, Forwarder
 from bucket_lora_proxy.membership.members import Membership
 from bucket_lora_proxy.metrics import Metrics
+from bucket_lora_proxy.outbox import Outbox
 from bucket_lora_proxy.recent_errors import RecentErrors
 from bucket_lora_proxy.replicas import Replica, Source
 from bucket_lora_proxy.router import Router
@@ -61,6 +62,7 @@ class Deps:
 def build_deps(config: ProxyConfig) -> Deps:
     """Make everything that a configuration asks for; starts nothing."""
     tls = replica_context(config)
+    outbox = Outbox()
 
     def make(origin: Origin, slot: int, source: Source, token: str | None) -> Replica:
         data, control = (
@@ -71,6 +73,7 @@ def build_deps(config: ProxyConfig) -> Deps:
                 connect_timeout_s=config.connect_timeout_s,
                 token=token,
                 tls=tls,
+                outbox=outbox,
             )
             for limit in (config.max_connections, CONTROL_CONNECTIONS)
         )
@@ -100,6 +103,7 @@ def build_deps(config: ProxyConfig) -> Deps:
         watcher=watcher,
         metrics=metrics,
         errors=errors,
+        outbox=outbox,
     )
     return Deps(
         config=config,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from adapter_bucket.errors import UnsupportedUpstream
-from bucket_lora_proxy.cycle import Cycle, generation_path
+from bucket_lora_proxy.cycle import Cycle, Phase, generation_path
 from bucket_lora_proxy.errors import ApiError, ErrorType, Headers
 from bucket_lora_proxy.forward import Forwarder
 from bucket_lora_proxy.generation import Generation
@@ -50,17 +49,6 @@ def check_server(protocol: type) -> None:
 check_server(HttpToolsProtocol)
 
 
-class Phase(Enum):
-    """How far the active request is."""
-
-    HEAD = auto()
-    """Its head is there and has not been looked at."""
-    BODY = auto()
-    """It may go on, and its body is being received."""
-    ANSWER = auto()
-    """It is being answered."""
-
-
 class ClientConnection(GuardedProtocol):
     """The ``Client`` of its generations, of which there is one at a time."""
 
@@ -83,6 +71,8 @@ class ClientConnection(GuardedProtocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._once_writable: Callable[[], None] | None = None
         self._stream_head = b""
+        self._unsent = b""
+        """Of answers, and to be written before anything else is."""
 
     # --- receiving ---
 
@@ -171,6 +161,7 @@ class ClientConnection(GuardedProtocol):
     def _wait_for_body(self, cycle: Cycle) -> None:
         if cycle.waiting_for_100_continue:
             cycle.waiting_for_100_continue = False
+            self._send()
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self._body_timer is None:
             timeout_s = self._forwarder.config.body_timeout_s
@@ -196,8 +187,17 @@ class ClientConnection(GuardedProtocol):
             self._once_writable = partial(self.respond, status, headers, body)
             return
         cycle = self._answering()
-        self.transport.write(self._head(cycle, status, headers) + body)
+        self._unsent += self._head(cycle, status, headers) + body
+        if cycle.keep_alive:
+            self._forwarder.outbox.add(self._send)
+        else:
+            self._send()
         self._complete(cycle)
+
+    def _send(self) -> None:
+        data, self._unsent = self._unsent, b""
+        if data and not self.transport.is_closing():
+            self.transport.write(data)
 
     def refuse(self, error: ApiError) -> None:
         self._forwarder.remember(error)
@@ -213,12 +213,14 @@ class ClientConnection(GuardedProtocol):
 
     def stream(self, data: bytes, *, last: bool) -> None:
         chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        self._send()
         head, self._stream_head = self._stream_head, b""
         self.transport.write(b"".join((head, chunk, b"0\r\n\r\n" if last else b"")))
         if last:
             self._complete(self._answering())
 
     def cut(self) -> None:
+        self._send()
         if self._active is not None:
             self._active.disconnected = True
         self._active = self._generation = None
@@ -253,6 +255,18 @@ class ClientConnection(GuardedProtocol):
 
     # --- the connection ---
 
+    def send_400_response(self, msg: str) -> None:
+        self._send()
+        super().send_400_response(msg)
+
+    def shutdown(self) -> None:
+        self._send()
+        super().shutdown()
+
+    def _too_slow(self) -> None:
+        self._send()
+        super()._too_slow()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._generation is not None:
@@ -270,6 +284,7 @@ class ClientConnection(GuardedProtocol):
         super().connection_lost(exc)
         self._stop_body_timer()
         self._active = self._once_writable = None
+        self._unsent = b""
         if self._generation is not None:
             self._generation.client_gone()
             self._generation = None

@@ -22,6 +22,7 @@ from bucket_lora_proxy.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from bucket_lora_proxy.outbox import Outbox
 
 MAX_HEAD_BYTES = 64 * 1024
 """Most bytes in a row that bring nothing of a body: a head, interim answers, chunk extensions or
@@ -41,9 +42,12 @@ class Connection(asyncio.Protocol):
     Args:
         loop: the running loop.
         peer: how errors name the other end.
+        outbox: says when requests are written.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peer: str, outbox: Outbox | None = None
+    ) -> None:
         self.peer = peer
         self.status = 0
         self.headers: Headers = []
@@ -56,6 +60,9 @@ class Connection(asyncio.Protocol):
         self._idle_since = 0.0
         self._loop = loop
         self._listener: Callable[[], None] = _nobody
+        self._outbox = outbox or Outbox()
+        self._unsent = b""
+        """A request that is still to be written."""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._closed = False
@@ -109,10 +116,16 @@ class Connection(asyncio.Protocol):
         self._last_byte = self._loop.time()
         self._watch_silence(timeout_s)
         if len(body) < HIGH_WATER_BYTES:
-            self._transport.write(head + body)
+            self._unsent = head + body
+            self._outbox.add(self._send)
         else:
             self._transport.write(head)
             self._transport.write(body)
+
+    def _send(self) -> None:
+        data, self._unsent = self._unsent, b""
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def take(self) -> bytes:
         """Body bytes that have arrived and were not taken before."""
@@ -124,10 +137,6 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         self._regulate()
         return data
-
-    def peek(self) -> bytes:
-        """What ``take`` would return, without taking it."""
-        return b"".join(self._chunks)
 
     def hold(self, held: bool) -> None:
         """Read no more from the peer, because whoever gets it is slow; or read on."""
@@ -210,7 +219,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self.complete:
+        if self.complete or self._unsent:
             self.abort()  # bytes that answer no request: nothing here can be trusted any more
             return
         self._got_bytes = True

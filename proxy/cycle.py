@@ -1,4 +1,4 @@
-"""uvicorn's state of one request, for generations: without what only ASGI needs.
+"""The state of one request for a generation: uvicorn's, without what only ASGI needs.
 
 To make the scope, the event and the rest took as long as to parse the request.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from urllib.parse import unquote
 
 import httptools
@@ -20,6 +21,17 @@ _TARGETS = {path.encode(): path for path in GENERATION_PATHS}
 
 _UNUSED = asyncio.Event()
 """uvicorn tells it of news, and nobody waits for them."""
+
+
+class Phase(Enum):
+    """How far the active request is."""
+
+    HEAD = auto()
+    """Its head is there and has not been looked at."""
+    BODY = auto()
+    """It may go on, and its body is being received."""
+    ANSWER = auto()
+    """It is being answered."""
 
 
 def generation_path(method: bytes, target: bytes) -> str | None:

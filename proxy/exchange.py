@@ -64,10 +64,6 @@ class Exchange:
         """Bytes of the body that have arrived since."""
         return self._open().take()
 
-    def peek(self) -> bytes:
-        """What ``take`` would return."""
-        return self._open().peek()
-
     def hold(self, held: bool) -> None:
         """Read no more of the answer for now, or read on."""
         if self._connection is not None:

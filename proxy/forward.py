@@ -12,6 +12,7 @@ from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.generation import Generation
 from bucket_lora_proxy.headers import for_upstream
 from bucket_lora_proxy.metrics import Metrics
+from bucket_lora_proxy.outbox import FEW, Outbox
 from bucket_lora_proxy.prefix import Hasher
 from bucket_lora_proxy.recent_errors import RecentErrors
 from bucket_lora_proxy.request_body import check_framing, read_fields
@@ -38,8 +39,10 @@ class Forwarder:
         watcher: Watcher,
         metrics: Metrics,
         errors: RecentErrors,
+        outbox: Outbox,
     ) -> None:
         self.config = config
+        self.outbox = outbox
         self.fleet = fleet
         self.admission = admission
         self.router = router
@@ -74,6 +77,7 @@ class Forwarder:
         request = Request(path.encode(), for_upstream(headers), body, fields.model, prompt)
         generation = Generation(self, client, request)
         self.running.add(generation)
+        self.outbox.gathers = len(self.running) > FEW
         generation.start()
         return generation
 

@@ -15,6 +15,7 @@ from bucket_lora_proxy.connection import Connection
 from bucket_lora_proxy.errors import ConnectFailed, Headers
 from bucket_lora_proxy.exchange import Consumer, Exchange
 from bucket_lora_proxy.origin import Origin as Origin
+from bucket_lora_proxy.outbox import Outbox
 from bucket_lora_proxy.response import Response
 
 
@@ -29,6 +30,7 @@ class Pool:
         connect_timeout_s: limit of one connect, TLS handshake included.
         token: bearer token to send, if any.
         tls: context for an https origin.
+        outbox: says when requests are written; by default at once.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class Pool:
         connect_timeout_s: float,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self.origin = origin
+        self._outbox = outbox or Outbox()
         self.active: set[Connection] = set()
         """Connections with an exchange."""
         self._keep_alive_s = keep_alive_s
@@ -135,7 +139,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop, origin.url),
+                    lambda: Connection(loop, origin.url, self._outbox),
                     origin.host,
                     origin.port,
                     ssl=self._tls,

@@ -26,6 +26,13 @@ BODY = b'{"model": "run-v1", "prompt": [1]}'
 MEGABYTE = 1024 * 1024
 
 
+@pytest.fixture(autouse=True, params=["at once", "gathered"])
+def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load, answers and requests are written at the end of a turn of the loop."""
+    if request.param == "gathered":
+        monkeypatch.setattr("bucket_lora_proxy.forward.FEW", -1)
+
+
 def post(body: bytes = BODY) -> bytes:
     return LINE + b"content-length: %d\r\n\r\n" % len(body) + body
 
@@ -194,6 +201,40 @@ async def test_a_fault_of_the_proxy_is_an_error_for_one_request_and_not_a_silenc
     assert (failed.status, failed.error_type) == (500, "internal")
     assert "ZeroDivisionError" in caplog.text
     assert proxy.deps.forwarder.running == set()
+
+
+async def test_an_answer_goes_out_before_the_refusal_of_what_came_behind_it(
+    harness: Harness,
+) -> None:
+    proxy, _ = await proxy_with(harness)
+    async with proxy.client() as client, asyncio.timeout(10):
+        client.writer.write(post() + b"no request\r\n\r\n")
+        got = await client.reader.read()
+    assert statuses(got)[-1] == 400
+    assert statuses(got) in ([200, 400], [400])  # a refusal may be sooner than the replica
+
+
+async def test_pipelining_clients_all_get_their_own_answers_in_order(harness: Harness) -> None:
+    async def echo(received: Received, writer: asyncio.StreamWriter) -> None:
+        await answer_json(writer, {"prompt": received.json()["prompt"]})
+
+    proxy, _ = await proxy_with(harness, echo)
+
+    async def one(number: int) -> list[int]:
+        prompts = [[number, turn] for turn in range(10)]
+        asked = [json.dumps({"model": "run-v1", "prompt": prompt}).encode() for prompt in prompts]
+        async with proxy.client() as client:
+            client.writer.write(b"".join(map(post, asked)))
+            got = b""
+            while len(re.findall(rb"\]\}", got)) < len(asked):
+                got += await client.reader.read(MEGABYTE)
+        assert statuses(got) == [200] * len(asked)
+        said = [json.loads(b"[%b]" % ids) for ids in re.findall(rb"\[([^\]]*)\]", got)]
+        assert said == prompts
+        return [ids[0] for ids in said]
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(one(number) for number in range(20)))
 
 
 async def test_an_idle_connection_is_closed_and_a_used_one_is_not(harness: Harness) -> None:

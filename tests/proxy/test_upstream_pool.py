@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from bucket_lora_proxy.errors import ConnectFailed, GivenUp, NoResponse, UpstreamTimeout
+from bucket_lora_proxy.outbox import Outbox
 from bucket_lora_proxy.upstream import Origin, Pool
 from tests.proxy.scripted import CHUNKED, OK, ask, talking, writes
-from tests.proxy.wire import Received
+from tests.proxy.wire import Received, answer
 
 pytestmark = pytest.mark.anyio
 
@@ -210,3 +211,27 @@ async def test_a_port_where_nobody_listens_is_a_failed_connect() -> None:
     for _ in range(3):
         with pytest.raises(ConnectFailed, match=url):
             await ask(pool)
+
+
+async def test_bytes_that_come_before_a_request_is_written_do_not_answer_it() -> None:
+    """They may: the loop hands over what two sockets have received in one turn, and the request
+    that the first one brings is written after it.
+    """
+    seen: list[bytes] = []
+
+    async def keep(received: Received, writer: asyncio.StreamWriter) -> None:
+        seen.append(received.body)
+        await answer(writer, received.body)
+
+    outbox = Outbox()
+    async with talking(keep) as (plain, _):
+        pool = Pool(plain.origin, limit=1, keep_alive_s=4, connect_timeout_s=2, outbox=outbox)
+        assert await ask(pool, b"first") == (200, b"first")
+        outbox.gathers = True
+        asking = asyncio.create_task(ask(pool, b"second"))
+        await asyncio.sleep(0)  # now it is begun, and not written
+        (connection,) = pool.active
+        connection.data_received(OK + b"content-length: 4\r\n\r\nlate")
+        assert await asking == (200, b"second")  # on a fresh connection
+        assert seen == [b"first", b"second"]
+        pool.close()

@@ -224,6 +224,8 @@ class PrefixIndex:
             cache = caches.pop(name, None)
             if cache is not None:
                 self._count[slot] -= cache.count
+                for node in cache.order:
+                    node.parent = None  # a cycle would keep all of them until cycles are collected
 
 
 def _ends(root: _Node, chain: Sequence[int]) -> dict[int, int]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 
@@ -150,6 +151,24 @@ def test_a_retired_version_leaves_nothing_behind() -> None:
     assert index.names() == {"run-v2"}
     assert index.blocks(0) == 6
     assert index.matched(prompt(IDS, "run-v1"), [0]) == [0]
+
+
+def test_nothing_of_a_retired_version_waits_for_the_collector_of_cycles() -> None:
+    def nodes() -> int:
+        return sum(isinstance(one, _Node) for one in gc.get_objects())
+
+    index = PrefixIndex(2)
+    gc.collect()
+    before = nodes()
+    gc.disable()
+    try:
+        for number in range(20):
+            index.add(number % 2, prompt([*IDS[:32], *[number] * 32]))
+        assert nodes() > before + 20
+        index.drop_name("run-v1")
+        assert nodes() == before
+    finally:
+        gc.enable()
 
 
 def test_capacity_is_what_the_replica_tells_within_a_bound() -> None:

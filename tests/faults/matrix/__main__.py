@@ -68,11 +68,12 @@ def main() -> int:
             for problem in outcome.problems[:20]:
                 print(f"WRONG: {problem}", flush=True)
             good &= not outcome.problems and all(result.good for result in outcome.results)
-            results.add(outcome, run_id, machine=options.machine)
+            took_s = time.monotonic() - at
+            results.add(outcome, run_id, machine=options.machine, took_s=took_s)
             results.write(options.json)
             if options.page is not None:
                 write_page(options.page, results)
-            print(f"{run_id}: {time.monotonic() - at:.0f} s, {shown(outcome.checks)}", flush=True)
+            print(f"{run_id}: {took_s:.0f} s, {shown(outcome.checks)}", flush=True)
     if cells:
         print(f"{len(cells)} cells were not begun: {options.limit_s:.0f} s are over", flush=True)
         good = False

@@ -37,8 +37,8 @@ class Results:
         """Whether the cell was run, and did not fail."""
         return key in self.cells and not self.cells[key]["outcome"].startswith("failed")
 
-    def add(self, outcome: RunOutcome, run_id: str, *, machine: str) -> None:
-        """Take in a run; cells that were run before are replaced."""
+    def add(self, outcome: RunOutcome, run_id: str, *, machine: str, took_s: float) -> None:
+        """Take in a run, which took so many seconds; cells that were run before are replaced."""
         self.machine = machine
         for result in outcome.results:
             self.cells[result.key] = {
@@ -55,6 +55,7 @@ class Results:
             "told_apart": checks.told_apart,
             "trained": checks.trained,
             "versions": checks.versions,
+            "took_s": round(took_s),
             "problems": outcome.problems[:5],
         }
 
@@ -110,13 +111,15 @@ def _sums(results: Results) -> str:
     apart = sum(run["told_apart"] * run["recomputed"] for run in runs)
     largest = max((run["largest_difference"] for run in runs), default=0.0)
     share = apart / max(total["recomputed"], 1)
+    took = [run["took_s"] for run in runs if "took_s" in run]
+    minutes = f" They took {sum(took) / 60:.0f} minutes." if 0 < len(took) == len(runs) else ""
     return (
         f"On {results.machine}: {len(results.cells)} cells in {len(results.runs)} training runs, "
         f"{bad} failed. {total['versions']} versions were committed and {total['completions']} "
         f"completions answered; {total['recomputed']} of them were computed again, with a largest "
         f"difference of {largest:.0e} nats, where the next version would have differed by more "
         f"than 1e-3 in {share:.0%} of them. {total['trained']} rollouts were taken for training, "
-        "each of them once."
+        f"each of them once.{minutes}"
     )
 
 

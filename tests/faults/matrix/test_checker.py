@@ -126,7 +126,7 @@ def test_the_table_says_what_was_not_run_and_what_failed(tmp_path: Path) -> None
     good = Result("kill/trainer:load", "went on after restart", recovery_s=12.4)
     bad = Result("kill/trainer:publish", "failed: latest went from 3 to 2")
     checks = Checks(completions=10, recomputed=10)
-    results.add(RunOutcome([good, bad], checks), "run-1", machine="a machine")
+    results.add(RunOutcome([good, bad], checks), "run-1", machine="a machine", took_s=90.0)
     results.write(tmp_path / "results.json")
     results = Results.read(tmp_path / "results.json")
     (row,) = (line for line in written(results).split("\n") if line.startswith("| kill: kill -9 |"))
@@ -138,5 +138,6 @@ def test_the_table_says_what_was_not_run_and_what_failed(tmp_path: Path) -> None
         "not run yet",
     ]
     assert "2 cells in 1 training runs, 1 failed" in written(results)
+    assert "took 2 minutes" in written(results)
     assert results.has(good.key)
     assert not results.has(bad.key)

@@ -100,13 +100,15 @@ async def watch(options: argparse.Namespace, stack: AsyncExitStack) -> list[Serv
         recorded.append(store)
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[Any]] = set()
+    told = [0] * len(recorded)
 
     def obey(line: str) -> None:
         command, _, name = line.strip().partition(" ")
         if command == "requests":
-            say(requests=[[call.name for call in store.calls] for store in recorded])
-            for store in recorded:
-                store.calls = [call for call in store.calls if call.new]  # the next version's past
+            # The calls stay: a version that is being loaded looks for its own among them.
+            new = [store.calls[at:] for store, at in zip(recorded, told, strict=True)]
+            told[:] = [len(store.calls) for store in recorded]
+            say(requests=[[call.name for call in calls] for calls in new])
         elif command == "expect":
             for service in services:
                 tasks.add(task := loop.create_task(service.answer(name, 30.0)))

@@ -181,8 +181,11 @@ class RunWriter:
         check_version(version)
         config = canonical_config(adapter_config)
         plain = json.loads(config)
-        check = partial(adapter_faults, weights, plain, dtype=dtype, rank=rank, trained=step > 0)
-        described, faults = describe_while(weights, check if self._check else list)
+        check: Callable[[], list[str]] = list
+        if self._check:
+            trained = step > 0
+            check = partial(adapter_faults, weights, plain, dtype=dtype, rank=rank, trained=trained)
+        described, faults = describe_while(weights, check)
         try:
             entry = VersionEntry(
                 version=version,

@@ -147,17 +147,21 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
             if self._bucket is not None:
                 self._bucket.finish()
                 atexit.unregister(self._interrupt)
+                # The trainer logs no more; what has ended since its last log stands there.
+                self._report(self._bucket, {}, state)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the metrics of the syncs that finished since the last log."""
         logs = kwargs.get("logs")
-        if self._bucket is None or logs is None:
-            return
-        for record in self._bucket.take_records():
+        if self._bucket is not None and logs is not None:
+            self._report(self._bucket, logs, state)
+
+    def _report(self, bucket: BucketSync, logs: dict[str, float], state: Any) -> None:
+        for record in bucket.take_records():
             logs["bucket/publish_s"] = record.publish_s
             logs["bucket/bytes"] = float(record.nbytes)
             logs["bucket/version"] = float(record.version)
-        logs["bucket/skipped"] = float(self._bucket.skipped)
+        logs["bucket/skipped"] = float(bucket.skipped)
         if state.log_history:  # the trainer copied the logs before it called us
             state.log_history[-1].update(logs)
 

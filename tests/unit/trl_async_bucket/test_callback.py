@@ -52,7 +52,8 @@ def test_every_n_steps_and_the_last_one_are_published(tmp_path: Path) -> None:
     assert [entry.step for entry in found.versions][-1] == 5
     assert {entry.step for entry in found.versions} <= {2, 4, 5}
     assert found.state is RunState.FINISHED
-    assert any("bucket/version" in row for row in one.state.log_history)
+    last = [row["bucket/version"] for row in one.state.log_history if "bucket/version" in row][-1]
+    assert last == found.latest
 
 
 @pytest.mark.filterwarnings(

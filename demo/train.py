@@ -39,6 +39,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--save-steps", type=int, default=0, help="write a checkpoint every N steps"
     )
+    parser.add_argument(
+        "--least-step-s", type=float, default=0.0, help="seconds a step takes at least"
+    )
     parser.add_argument("--resume", help="'bucket', 'bucket:required', or a local checkpoint")
     parser.add_argument("--stock", action="store_true", help="TRL's own weight sync")
     return parser.parse_args()
@@ -123,6 +126,8 @@ def main() -> None:
     name = "metrics.jsonl" if rank == "0" else f"metrics-{rank}.jsonl"
     with (options.out / name).open("w", buffering=1) as file:
         trainer.add_callback(_metrics_writer(file))
+        if options.least_step_s:
+            trainer.add_callback(_brake(options.least_step_s))
         trainer.train(resume_from_checkpoint=options.resume)
 
 
@@ -137,6 +142,21 @@ def _metrics_writer(file: Any) -> Any:
             file.write(json.dumps(row) + "\n")
 
     return MetricsWriter()
+
+
+def _brake(least_step_s: float) -> Any:
+    from transformers import TrainerCallback
+
+    class Brake(TrainerCallback):  # type: ignore[misc]
+        """Makes each step at least so long, as a larger model's would be."""
+
+        _ended = time.monotonic()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            time.sleep(max(self._ended + least_step_s - time.monotonic(), 0))
+            self._ended = time.monotonic()
+
+    return Brake()
 
 
 if __name__ == "__main__":

@@ -38,18 +38,20 @@ SMALL = {
 
 ARGUMENTS = (
     "end_to_end", "gpu.hot_swap", "gpu.load", "gpu.snapshot", "gpu.trainer", "gpu.whole_run",
-    "plugin_soak", "plugin_swap_dip", "proxy_affinity", "side_by_side", "slow_bucket", "soak",
+    "plugin_soak", "plugin_swap_dip", "proxy_affinity", "side_by_side",
+    "slow_bucket", "soak",
 )  # fmt: skip
 """``--help``: they take vLLM, a GPU, or minutes."""
 
 IMPORTED = (
-    "adapters", "bucket_costs", "buckets", "gpu.attention", "gpu.contenders", "gpu.engine_log",
-    "gpu.metadata", "gpu.probe", "gpu.replica", "gpu.report", "gpu.shapes", "gpu.swap_profile",
-    "gpu.swap_summary", "gpu.swap_window", "gpu.task", "plugin_cpu", "plugin_loop_blocked",
-    "plugin_probe_tolerance", "plugin_swap_report", "proxy_floor", "proxy_load", "proxy_recipe",
-    "proxy_rivals", "recorded_store", "replicas", "report.__main__", "report.data",
-    "report.growth", "report.page", "report.plots", "report.runs", "report.syncs", "results",
-    "slow_link", "test_gather", "test_probe", "test_snapshot",
+    "adapters", "bucket_costs", "buckets", "flatness", "gpu.attention", "gpu.contenders",
+    "gpu.engine_log", "gpu.metadata", "gpu.probe", "gpu.replica", "gpu.report", "gpu.shapes",
+    "gpu.swap_profile", "gpu.swap_summary", "gpu.swap_window", "gpu.task",
+    "plugin_cpu", "plugin_loop_blocked", "plugin_probe_tolerance",
+    "plugin_swap_report", "process_memory", "proxy_floor", "proxy_load", "proxy_recipe",
+    "proxy_rivals", "recorded_store", "replicas", "report.__main__", "report.data", "report.growth",
+    "report.page", "report.plots", "report.runs", "report.syncs", "results", "slow_link",
+    "soak_fleet", "test_gather", "test_probe", "test_snapshot",
 )  # fmt: skip
 """Parts of others, and commands that take no arguments."""
 

@@ -1,0 +1,45 @@
+"""What the soak measures of a process: its own memory, not the files that it maps."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.process_memory import memory_mib, tree_memory
+
+MIB = 2**20
+
+
+def test_memory_that_is_used_counts_and_a_mapped_file_does_not(tmp_path: Path) -> None:
+    before = memory_mib(os.getpid())
+    block = bytearray(b"x") * (48 * MIB)
+    assert memory_mib(os.getpid()) - before == pytest.approx(48, abs=8)
+    del block
+    (tmp_path / "file").write_bytes(b"x" * (48 * MIB))
+    before = memory_mib(os.getpid())
+    with (
+        (tmp_path / "file").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        assert sum(mapped[:: mmap.PAGESIZE]) > 0  # every page was read
+        assert memory_mib(os.getpid()) - before < 8
+
+
+def test_children_have_lines_of_their_own_and_the_dead_have_none() -> None:
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "VLLM::Worker"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = tree_memory({"test": os.getpid(), "gone": child.pid})
+        assert found["test worker"] == pytest.approx(found["gone"])
+        assert found["test"] > found["gone"] > 1
+        child.communicate()
+    assert tree_memory({"gone": child.pid}) == {}

@@ -93,15 +93,18 @@ def adapter_faults(
     return faults
 
 
-def check_adapter(entry: VersionEntry, faults: list[str]) -> None:
-    """Refuse a version that cannot be served as it is; ``faults`` are those of its tensors.
+def check_adapter(entry: VersionEntry, weights: Payload) -> None:
+    """Refuse a version that cannot be served as it is.
 
     Raises:
         ConfigError: its config names a feature that vLLM does not serve.
         IntegrityError: its tensors are not what config and entry promise.
     """
-    if features := servable_faults(entry.adapter_config):
-        raise ConfigError(f"version {entry.version} cannot be served: {'; '.join(features)}")
+    if faults := servable_faults(entry.adapter_config):
+        raise ConfigError(f"version {entry.version} cannot be served: {'; '.join(faults)}")
+    faults = adapter_faults(
+        weights, entry.adapter_config, dtype=entry.dtype, rank=entry.rank, trained=entry.step > 0
+    )
     if faults:
         raise IntegrityError(f"version {entry.version} is not published: {'; '.join(faults)}")
 

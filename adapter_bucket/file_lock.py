@@ -20,10 +20,8 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from adapter_bucket.errors import StoreUnavailable
 from adapter_bucket.file_slices import FileSlices
@@ -58,13 +56,18 @@ class FileLock:
         stage = path.with_name(f"{STAGE_PREFIX}{token}")
         path.parent.mkdir(parents=True, exist_ok=True)
         stage.mkdir()
+        digest = hashlib.sha256()
         try:
             with (stage / token).open("xb") as file:
-                digest = _write(file, data)
+                for chunk in data.chunks() if isinstance(data, FileSlices) else (data,):
+                    file.write(chunk)
+                    digest.update(chunk)
+                file.flush()
+                os.fsync(file.fileno())
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
             raise
-        return cls(path, stage, digest)
+        return cls(path, stage, digest.digest())
 
     def __enter__(self) -> FileLock:
         return self
@@ -175,27 +178,6 @@ class FileLock:
                 return hashlib.file_digest(file, "sha256").digest() == self._digest
         except FileNotFoundError:
             return False
-
-
-def _write(file: BinaryIO, data: Payload | FileSlices) -> bytes:
-    """Write, flush to disk, and return the SHA-256; of what is in memory, both at once."""
-    if isinstance(data, FileSlices):
-        digest = hashlib.sha256()
-        for chunk in data.chunks():
-            file.write(chunk)
-            digest.update(chunk)
-        _flush(file)
-        return digest.digest()
-    with ThreadPoolExecutor(1, thread_name_prefix="bucket-hash") as pool:
-        hashed = pool.submit(hashlib.sha256, data)
-        file.write(data)
-        _flush(file)
-    return hashed.result().digest()
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _sync_dir(folder: Path) -> None:

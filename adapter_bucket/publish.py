@@ -12,12 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from adapter_bucket.adapter_files import adapter_faults, canonical_config, check_adapter
+from adapter_bucket.adapter_files import canonical_config, check_adapter
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.claim import claim_run
 from adapter_bucket.errors import BucketError, ConfigError, IntegrityError
@@ -36,7 +35,7 @@ from adapter_bucket.probe import Probe
 from adapter_bucket.retention import dead_versions, split
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Payload, Store
-from adapter_bucket.upload import describe, describe_while, put_version
+from adapter_bucket.upload import describe, put_version
 
 __all__ = ["RunWriter", "canonical_config"]
 
@@ -180,29 +179,24 @@ class RunWriter:
         """
         check_version(version)
         config = canonical_config(adapter_config)
-        plain = json.loads(config)
-        check: Callable[[], list[str]] = list
-        if self._check:
-            trained = step > 0
-            check = partial(adapter_faults, weights, plain, dtype=dtype, rank=rank, trained=trained)
-        described, faults = describe_while(weights, check)
+        files: dict[str, Payload] = {CONFIG_FILE: config, WEIGHTS_FILE: weights}
         try:
             entry = VersionEntry(
                 version=version,
                 step=step,
                 created_at=self._clock(),
-                files={CONFIG_FILE: describe(config), WEIGHTS_FILE: described},
+                files={name: describe(data) for name, data in files.items()},
                 rank=rank,
                 dtype=dtype,
-                adapter_config=plain,
+                adapter_config=json.loads(config),
                 probe=probe,
             )
         except ValidationError as error:
             raise ConfigError(f"version {version} cannot be published: {brief(error)}") from None
         self._check_order(entry)
         if self._check:
-            check_adapter(entry, faults)
-        self._put_files(entry, {CONFIG_FILE: config, WEIGHTS_FILE: weights})
+            check_adapter(entry, weights)
+        self._put_files(entry, files)
         dropped: list[VersionEntry] = []
 
         def add(manifest: Manifest) -> Manifest:

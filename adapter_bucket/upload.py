@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 from adapter_bucket.errors import IntegrityError, PreconditionFailed
 from adapter_bucket.layout import ADAPTER_FILES, WEIGHTS_FILE, file_key
 from adapter_bucket.manifest import FileEntry
 from adapter_bucket.store import Payload, Store, StoredObject
-
-T = TypeVar("T")
 
 IN_ORDER_BYTES = 64 * 1024**2
 """From this size on the config goes first, alone: joining the parts of a large upload is not
@@ -46,17 +43,6 @@ def put_version(store: Store, run_id: str, version: int, files: Mapping[str, Pay
 def describe(data: Payload) -> FileEntry:
     """Size and digest of a file, as the manifest promises them."""
     return FileEntry(size=memoryview(data).nbytes, sha256=hashlib.sha256(data).hexdigest())
-
-
-def describe_while(data: Payload, check: Callable[[], T]) -> tuple[FileEntry, T]:
-    """Describe a file while it is checked, and return both answers.
-
-    Each of the two reads every byte, mostly without the interpreter lock.
-    """
-    with ThreadPoolExecutor(1, thread_name_prefix="bucket-hash") as pool:
-        described = pool.submit(describe, data)
-        found = check()
-    return described.result(), found
 
 
 def _put(store: Store, key: str, data: Payload) -> None:

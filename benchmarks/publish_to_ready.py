@@ -24,6 +24,7 @@ from adapter_bucket.manifest import RunState
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.ready_policy import ReadyPolicy
 from adapter_bucket.stores import open_store
+from adapter_bucket.upload import describe
 from benchmarks import results
 from benchmarks.adapters import Adapter
 from benchmarks.buckets import Bucket, buckets
@@ -32,7 +33,7 @@ from benchmarks.replicas import Replicas
 from tests.adapters import BASE
 from trl_async_bucket.readiness import ReplicaClient
 
-PHASES = ("check", "put", "commit", "notice", "get", "verify", "answer")
+PHASES = ("hash", "check", "put", "commit", "notice", "get", "verify", "answer")
 PARTS = ["hint", "polling"]
 POLLS_S = (0.25, 1.0, 5.0)
 BYTES_PER_S = 20e6
@@ -56,6 +57,9 @@ class Trainer:
         """The version, seconds of each phase, and when it was committed."""
         number = self._writer.next_version
         version = self._adapter.version(number)
+        started = time.monotonic()
+        describe(version["weights"])
+        hash_s = time.monotonic() - started
         self._store.calls.clear()
         started = time.monotonic()
         self._writer.publish(number, **version)
@@ -63,7 +67,8 @@ class Trainer:
         commit = next(call for call in self._store.calls if call.name == "replace")
         put_from, put_to = min(c.began_at for c in puts), max(c.ended_at for c in puts)
         phases = {
-            "check": put_from - started,
+            "hash": hash_s,
+            "check": put_from - started - hash_s,
             "put": put_to - put_from,
             "commit": commit.ended_at - put_to,
         }
@@ -93,7 +98,7 @@ def with_hint(bucket: Bucket, adapter: Adapter, folder: Path, rounds: int) -> di
             noticed_at, fetched_at, verified_at = replicas.ends(version)[0]
             ends = (committed_at, noticed_at, fetched_at, verified_at, answered_at)
             took = (end - begin for begin, end in pairwise(ends))
-            phases |= dict(zip(PHASES[3:], took, strict=True))
+            phases |= dict(zip(PHASES[4:], took, strict=True))
             if round_:  # the first one also finds the run, and opens connections
                 found.append(phases)
     trainer.close()

@@ -195,6 +195,11 @@ def _check_server(args: argparse.Namespace) -> None:
         raise ConfigError("--grpc starts no HTTP server to answer /bucket_lora/status; remove it")
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
         raise ConfigError("the Rust front-end loads no plugins; unset VLLM_USE_RUST_FRONTEND")
+    if os.environ.get("VLLM_SKIP_MODEL_NAME_VALIDATION", "").strip().lower() in ("1", "true"):
+        raise ConfigError(
+            "the base model would answer for versions that are not loaded; unset "
+            "VLLM_SKIP_MODEL_NAME_VALIDATION"
+        )
 
 
 def allow_endpoint_plugin() -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from adapter_bucket.errors import UnsupportedUpstream
+from adapter_bucket.errors import ConfigError, UnsupportedUpstream
 from vllm_bucket_lora import plugin
 
 
@@ -26,6 +26,22 @@ def test_a_vllm_without_endpoint_plugins_is_refused_with_the_version_to_install(
     monkeypatch.setitem(sys.modules, "vllm.plugins", older)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.25.1")
     with pytest.raises(UnsupportedUpstream, match=r"vLLM 0\.25\.1 has no endpoint.*install"):
+        plugin._check_server(Namespace(enable_lora=True))
+
+
+@pytest.mark.parametrize("value", ["1", "true", " True "])
+def test_a_server_that_takes_any_model_name_for_the_base_models_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    package = ModuleType("vllm")
+    package.plugins = ModuleType("vllm.plugins")  # type: ignore[attr-defined]
+    package.plugins.load_endpoint_plugins = None
+    monkeypatch.setitem(sys.modules, "vllm", package)
+    monkeypatch.setitem(sys.modules, "vllm.plugins", package.plugins)
+    monkeypatch.setenv("VLLM_SKIP_MODEL_NAME_VALIDATION", "0")
+    plugin._check_server(Namespace(enable_lora=True))
+    monkeypatch.setenv("VLLM_SKIP_MODEL_NAME_VALIDATION", value)
+    with pytest.raises(ConfigError, match="unset VLLM_SKIP_MODEL_NAME_VALIDATION"):
         plugin._check_server(Namespace(enable_lora=True))
 
 

@@ -46,10 +46,6 @@ class Results:
     def __iter__(self) -> Iterator[Result]:
         return iter(self._files.values())
 
-    def get(self, name: str) -> Result | None:
-        """The file, if it was measured."""
-        return self._files.get(name)
-
 
 @dataclass(frozen=True)
 class Goal:

@@ -17,14 +17,15 @@ def grown(results: Results) -> str:
     first, last = tensors.rows[0], tensors.rows[-1]
     most = max(watchers.rows, key=lambda row: row["watchers"])
     lines = [
-        f"**Every replica reads each version once ({span(reads)} reads a version), and needs "
+        f"**Every replica reads each version's weights once (measured: {span(reads)}), and needs "
         "nothing of the others: what grows here is the load on the one machine that they share.**",
         "No goal was set; what would be a fault is a number that grows faster than its cause.",
         "**Replicas** (real watchers, no engine), from the commit to ready:",
         table(list(watchers.rows[0]), watchers.rows),
         "![Commit to ready by number of replicas](images/bench-watchers.svg)",
-        f"All {most['watchers']} share two cores with the writer and the bucket; on machines of "
-        "their own, replicas do not wait for each other.",
+        f"All {most['watchers']} share two cores with the writer and the bucket, and are asked by "
+        "a client all the time, so that they look more often than they would alone; on machines "
+        "of their own, replicas do not wait for each other.",
         f"**Versions in the window**: {span(kept, ' KB')} a version, and {span(unchanged, ' ms')} "
         "of our own work for a poll that finds nothing new, whatever the window:",
         table(list(manifest.rows[0]), manifest.rows),
@@ -32,7 +33,7 @@ def grown(results: Results) -> str:
         f"{shown(memory)} MB at most:",
         table(list(prefixes.rows[0]), prefixes.rows),
         f"**Tensors of an adapter**: {last['tensors']} instead of {first['tensors']} for the same "
-        f"bytes take {shown(last['snapshot, ms'] - first['snapshot, ms'])} ms more:",
+        f"bytes take {shown(last['snapshot, ms'])} instead of {shown(first['snapshot, ms'])} ms:",
         table(list(tensors.rows[0]), tensors.rows),
         "\n".join(f"* {each.source}" for each in (watchers, manifest, prefixes, tensors)),
     ]

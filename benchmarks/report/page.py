@@ -16,7 +16,7 @@ def written(results: Results) -> str:
     sections = {
         "How long does a sync keep the optimizer waiting?": syncs.blocked(results),
         "How long from publishing until replicas are ready?": syncs.ready(results),
-        "What does generation lose during syncs?": runs.swaps(results),
+        "What does generation lose during syncs?": runs.swaps(),
         "How long does a whole run take?": runs.whole(results),
         "What does the proxy cost?": runs.proxy(),
         "What grows?": growth.grown(results),
@@ -58,5 +58,7 @@ def _machine(results: Results) -> str:
     ]
     return (
         f"{'; '.join(said)}. Servers, buckets and clients of a measurement share these cores. "
+        "The load before a command is named with it: from 2 on, other programs ran beside it, and "
+        "times are upper bounds. "
         "`make bench-results` takes all figures anew, `make bench-report` writes this section."
     )

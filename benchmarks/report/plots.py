@@ -28,9 +28,10 @@ def blocked(axes: Any, *measured: Result) -> None:
 
 
 def ready(axes: Any, measured: Result) -> None:
-    """Phases one after another, a bar for each bucket and size; a line where the floor is."""
-    rows = list(reversed(measured.rows))
-    names = [f"{row['bucket']}\n{row['MB']} MB" for row in rows]
+    """Phases of the smallest file one after another, by bucket; a line where the floor is."""
+    smallest = min(row["MB"] for row in measured.rows)
+    rows = [row for row in reversed(measured.rows) if row["MB"] == smallest]
+    names = [row["bucket"] for row in rows]
     left = [0.0] * len(rows)
     for phase in PHASES:
         took = [row[phase] for row in rows]
@@ -39,9 +40,8 @@ def ready(axes: Any, measured: Result) -> None:
     for place, row in enumerate(rows):
         if row["floor, ms"]:
             axes.plot([row["floor, ms"]] * 2, [place - 0.4, place + 0.4], "k-")
-    axes.set(xscale="symlog", xlabel="ms from publish (from 2 on logarithmic); line: floor")
-    axes.tick_params(axis="y", labelsize=7)
-    axes.legend(ncols=4, fontsize=7)
+    axes.set(xlabel=f"ms from publish, {smallest} MB; line: floor")
+    axes.legend(ncols=2)
 
 
 def watchers(axes: Any, measured: Result) -> None:

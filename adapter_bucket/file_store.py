@@ -97,12 +97,13 @@ class FileStore:
     def overwrite(self, key: str, data: Payload) -> str:
         """See ``Store.overwrite``."""
         path = self._path(key)
+        self._check_there()
         try:
             with _staged(path, data) as stage:
                 stage.commit()
                 return stage.sha256
         except OSError as error:
-            raise _store_error(error, key) from error
+            raise self._error(error, key) from error
 
     def get(
         self, key: str, *, if_none_match: str | None = None, max_bytes: int | None = None
@@ -113,7 +114,7 @@ class FileStore:
             with self._path(key).open("rb") as file:
                 data = file.read(limit)
         except OSError as error:
-            raise _store_error(error, key) from error
+            raise self._error(error, key) from error
         if max_bytes is not None and len(data) > max_bytes:
             raise IntegrityError(f"{key} is larger than {max_bytes} bytes")
         etag = _etag(data)
@@ -124,7 +125,7 @@ class FileStore:
         try:
             source = self._path(key).open("rb")
         except OSError as error:
-            raise _store_error(error, key) from error
+            raise self._error(error, key) from error
         with source:
             actual = os.fstat(source.fileno()).st_size
             if actual != size:
@@ -156,19 +157,21 @@ class FileStore:
             with os.scandir(self._root / prefix) as entries:
                 names = [entry.name for entry in entries if entry.is_dir()]
         except FileNotFoundError:
+            self._check_there()
             return
         except OSError as error:
-            raise _store_error(error, prefix) from error
+            raise self._error(error, prefix) from error
         yield from (name for name in names if not _is_leftover(name))
 
     def delete(self, keys: Iterable[str]) -> None:
         """See ``Store.delete``. Directories left empty are removed too."""
+        self._check_there()
         for key in keys:
             path = self._path(key)
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                raise _store_error(error, key) from error
+                raise self._error(error, key) from error
             for parent in path.parents:
                 if parent == self._root:
                     break
@@ -187,7 +190,7 @@ class FileStore:
             finally:
                 probe.rmdir()
         except OSError as error:
-            raise _store_error(error, self.url) from error
+            raise self._error(error, self.url) from error
 
     def sweep(self, prefix: str, *, older_than_s: float) -> int:
         """See ``Store.sweep``. A lock is never swept: the next writer of its key breaks it."""
@@ -214,6 +217,7 @@ class FileStore:
     ) -> str:
         """Returns the ETag, which is the digest that staging took anyway."""
         path = self._path(key)
+        self._check_there()
         try:
             with _staged(path, data) as stage:
                 stage.commit_exclusively(check)
@@ -221,7 +225,21 @@ class FileStore:
         except BucketError:
             raise
         except OSError as error:
-            raise _store_error(error, key) from error
+            raise self._error(error, key) from error
+
+    def _check_there(self) -> None:
+        """A folder that is gone is a store that is away, not an empty one.
+
+        Raises:
+            StoreUnavailable: it is gone.
+        """
+        if not self._root.is_dir():
+            raise StoreUnavailable(f"the folder of bucket {self.url} is gone; is it mounted?")
+
+    def _error(self, error: OSError, subject: str) -> Exception:
+        if isinstance(error, FileNotFoundError):
+            self._check_there()
+        return _store_error(error, subject)
 
     def _path(self, key: str) -> Path:
         parts = key.split("/")
@@ -230,6 +248,7 @@ class FileStore:
         return self._root.joinpath(*parts)
 
     def _walk(self, prefix: str) -> Iterator[Path]:
+        self._check_there()
         start = self._root / prefix.rpartition("/")[0]
         for folder, names, files in os.walk(start):
             names[:] = [name for name in names if not _is_leftover(name)]

@@ -232,7 +232,7 @@ async def test_a_heartbeat_on_its_way_at_the_end_is_taken_back_too() -> None:
 
 def test_the_last_word_works_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
     """Python 3.12 starts no thread there any more."""
-    store = FileStore(tmp_path / "bucket")
+    store = FileStore.open((tmp_path / "bucket").as_uri())
     store.overwrite(heartbeat_key("run", "r-1"), b"{}")
     port = tmp_path / "session" / "port-8000"
     port.mkdir(parents=True)

@@ -38,7 +38,7 @@ SMALL = {
 
 ARGUMENTS = (
     "end_to_end", "gpu.hot_swap", "gpu.load", "gpu.snapshot", "gpu.trainer", "gpu.whole_run",
-    "plugin_soak", "plugin_swap_dip", "proxy_affinity", "side_by_side",
+    "plugin_soak", "plugin_swap_dip", "proxy_affinity", "replica_memory", "side_by_side",
     "slow_bucket", "soak",
 )  # fmt: skip
 """``--help``: they take vLLM, a GPU, or minutes."""
@@ -47,7 +47,7 @@ IMPORTED = (
     "adapters", "bucket_costs", "buckets", "flatness", "gpu.attention", "gpu.contenders",
     "gpu.engine_log", "gpu.metadata", "gpu.probe", "gpu.replica", "gpu.report", "gpu.shapes",
     "gpu.swap_profile", "gpu.swap_summary", "gpu.swap_window", "gpu.task",
-    "plugin_cpu", "plugin_loop_blocked", "plugin_probe_tolerance",
+    "heap_report.sitecustomize", "plugin_cpu", "plugin_loop_blocked", "plugin_probe_tolerance",
     "plugin_swap_report", "process_memory", "proxy_floor", "proxy_load", "proxy_recipe",
     "proxy_rivals", "recorded_store", "replicas", "report.__main__", "report.data", "report.growth",
     "report.page", "report.plots", "report.runs", "report.syncs", "results", "slow_link",

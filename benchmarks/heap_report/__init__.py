@@ -1,0 +1,1 @@
+"""A folder for ``PYTHONPATH``: every Python process then tells what its heap holds."""

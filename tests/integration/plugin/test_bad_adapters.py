@@ -67,6 +67,7 @@ def test_a_bad_version_is_told_once_and_good_ones_stay(
     assert about is not None
     assert about.state is ReadyState.REFUSED, about
     assert REASONS[kind] in str(about.reason)
+    assert about.retried is (kind in ("corrupt", "truncated"))
     assert REASONS[kind] in assert_not_served(server, name)
     assert server.status().runs[run.run_id].ready == [1]
     assert_serves_truth(server, run, 1)

@@ -5,7 +5,10 @@ The parts are the demo's: what is tested here is what `make demo` runs, over S3 
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ __all__ = ["seaweed", "seaweed_pair"]
 
 RUN_ID = "loop"
 FIRST_RUN_STEPS = 80
+INTERRUPT_S = 60.0
 
 
 @dataclass
@@ -56,13 +60,20 @@ class Fleet:
         """Start a replica of this fleet, at the port of a dead one if given."""
         return start_replica(self.processes, name, self.model, self.bucket, port=port, env=self.env)
 
-    def start_trainer(self, name: str, *extra: str, steps: int) -> Child:
-        """Start a trainer with the bucket; its metrics go to ``metrics(name)``."""
-        return start_trainer(
+    @contextmanager
+    def trainer(self, name: str, *extra: str, steps: int) -> Iterator[Child]:
+        """A trainer with the bucket; its metrics go to ``metrics(name)``.
+
+        It has ended when this is left, however that happens: it would own the run, and the
+        processor, in every test that follows.
+        """
+        started = start_trainer(
             self.processes, self.model, self.proxy.url, self.out / name,
             "--bucket", self.bucket, "--run-id", RUN_ID, "--steps", str(steps), *extra,
             name=name, env=self.env,
         )  # fmt: skip
+        with ended(started):
+            yield started
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
         """What the trainer logged so far, a row per step."""
@@ -78,6 +89,19 @@ class Fleet:
         )
         tail = trainer.log_path.read_text(errors="replace")[-3000:]
         assert trainer.process.returncode == 0, tail
+
+
+@contextmanager
+def ended(trainer: Child) -> Iterator[None]:
+    """Interrupt the trainer if it still runs at the end, so that its run can be claimed again."""
+    try:
+        yield
+    finally:
+        if trainer.process.poll() is None:
+            trainer.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                trainer.process.wait(INTERRUPT_S)
+        trainer.kill()  # also what it left behind
 
 
 @pytest.fixture(scope="package")
@@ -99,8 +123,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, seaweed: S3Server) -> Iterat
 @pytest.fixture(scope="package")
 def first_run(fleet: Fleet) -> list[dict[str, Any]]:
     """Metrics of a whole run over the bucket."""
-    trainer = fleet.start_trainer("first", steps=FIRST_RUN_STEPS)
-    fleet.wait_trained(trainer, timeout_s=240)
+    with fleet.trainer("first", steps=FIRST_RUN_STEPS) as trainer:
+        fleet.wait_trained(trainer, timeout_s=240)
     return fleet.metrics("first")
 
 
@@ -111,5 +135,6 @@ def stock_run(fleet: Fleet, first_run: list[dict[str, Any]]) -> list[dict[str, A
         fleet.processes, fleet.model, fleet.stock.url, fleet.out / "stock",
         "--stock", "--steps", "25", name="stock-trainer",
     )  # fmt: skip
-    fleet.wait_trained(trainer, timeout_s=180)
+    with ended(trainer):
+        fleet.wait_trained(trainer, timeout_s=180)
     return fleet.metrics("stock")

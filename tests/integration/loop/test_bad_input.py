@@ -122,8 +122,8 @@ def test_what_vllm_cannot_serve_is_refused_by_field(
 
 def test_the_trainer_itself_stops_before_its_first_step(fleet: Fleet) -> None:
     """The same through the trainer's command line: exit code, and one clear last line."""
-    trainer = fleet.start_trainer("refused", "--lora-rank", "12", steps=5)
-    trainer.process.wait(120)
+    with fleet.trainer("refused", "--lora-rank", "12", steps=5) as trainer:
+        trainer.process.wait(120)
     assert trainer.process.returncode != 0
     text = trainer.log_path.read_text(errors="replace")
     assert "--max-lora-rank 16" in text

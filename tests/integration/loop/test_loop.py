@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import Manifest, RunState
 from adapter_bucket.store import Store
 from demo.observe import requests_by_replica
+from demo.processes import Child
 from demo.summary import series, steps_only, summarise
 from tests.integration.loop.conftest import FIRST_RUN_STEPS, RUN_ID, Fleet
 from tests.integration.loop.truth import GreedyAnswer, ask_replica, ask_transformers
@@ -84,15 +86,15 @@ def test_a_second_run_on_the_same_replicas_serves_exactly_its_own_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stopped in the middle, so that a whole window of versions is ready to be compared."""
-    trainer = fleet.start_trainer("second", steps=100_000)
-    fleet.processes.wait_until(
-        "the second run to take 12 steps",
-        lambda: len(steps_only(fleet.metrics("second"))) >= 12,
-        timeout_s=180,
-        watch=[trainer],
-    )
-    trainer.process.send_signal(signal.SIGINT)
-    trainer.process.wait(60)
+    with fleet.trainer("second", steps=100_000) as trainer:
+        fleet.processes.wait_until(
+            "the second run to take 12 steps",
+            lambda: len(steps_only(fleet.metrics("second"))) >= 12,
+            timeout_s=180,
+            watch=[trainer],
+        )
+        trainer.process.send_signal(signal.SIGINT)
+        trainer.process.wait(60)
     store = fleet.store(monkeypatch)
     manifest = read_manifest(store)
     assert manifest.state is RunState.INTERRUPTED
@@ -113,16 +115,25 @@ def test_three_versions_are_served_exactly_on_every_replica_while_training_goes_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also: a replica killed in the middle costs nothing, and catches up by itself."""
-    trainer = fleet.start_trainer("third", steps=100_000)
+    with fleet.trainer("third", steps=100_000) as trainer:
+        check_while_it_trains(fleet, trainer, fleet.store(monkeypatch), tmp_path)
+        trainer.process.send_signal(signal.SIGINT)
+        trainer.process.wait(60)
+    ratios = series(steps_only(fleet.metrics("third")), "ratio")
+    assert abs(statistics.fmean(ratios) - 1) <= 0.02
+
+
+def check_while_it_trains(fleet: Fleet, trainer: Child, store: Store, folder: Path) -> None:
+    """Three versions, then a replica that is killed and comes back."""
 
     def steps() -> int:
         return len(steps_only(fleet.metrics("third")))
 
-    def wait_for(what: str, condition: Any, timeout_s: float = 180) -> None:
+    def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 180) -> None:
         fleet.processes.wait_until(what, condition, timeout_s=timeout_s, watch=[trainer])
 
     wait_for("the third run to take 10 steps", lambda: steps() >= 10)
-    check_three_versions(fleet, fleet.store(monkeypatch), tmp_path)
+    check_three_versions(fleet, store, folder)
 
     victim = fleet.replicas["replica-2"]
     port = int(victim.url.rpartition(":")[2])
@@ -141,11 +152,6 @@ def test_three_versions_are_served_exactly_on_every_replica_while_training_goes_
     assert status is not None
     assert status.ready
     assert not status.error
-
-    trainer.process.send_signal(signal.SIGINT)
-    trainer.process.wait(60)
-    ratios = series(steps_only(fleet.metrics("third")), "ratio")
-    assert abs(statistics.fmean(ratios) - 1) <= 0.02
 
 
 def check_three_versions(fleet: Fleet, store: Store, folder: Path) -> None:

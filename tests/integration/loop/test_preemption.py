@@ -27,17 +27,17 @@ def test_a_preempted_trainer_goes_on_with_step_and_version_numbers(
         assert found is not None
         return found
 
-    first = fleet.start_trainer("preempted", "--save-steps", "1000", steps=100_000)
-    fleet.processes.wait_until(
-        "the trainer to take 5 steps",
-        lambda: len(steps_only(fleet.metrics("preempted"))) >= 5,
-        timeout_s=150,
-        watch=[first],
-    )
-    noticed = time.monotonic()
-    first.process.send_signal(signal.SIGTERM)
-    assert first.process.wait(40) == 143, first.log_path.read_text(errors="replace")[-3000:]
-    assert time.monotonic() - noticed < 27
+    with fleet.trainer("preempted", "--save-steps", "1000", steps=100_000) as first:
+        fleet.processes.wait_until(
+            "the trainer to take 5 steps",
+            lambda: len(steps_only(fleet.metrics("preempted"))) >= 5,
+            timeout_s=150,
+            watch=[first],
+        )
+        noticed = time.monotonic()
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(40) == 143, first.log_path.read_text(errors="replace")[-3000:]
+        assert time.monotonic() - noticed < 27
     before = manifest()
     assert before.state is RunState.INTERRUPTED
     (checkpoint,) = before.checkpoints
@@ -46,10 +46,9 @@ def test_a_preempted_trainer_goes_on_with_step_and_version_numbers(
     shutil.rmtree(fleet.out / "preempted")  # the machine is gone
 
     steps = checkpoint.step + 6
-    second = fleet.start_trainer(
-        "elsewhere", "--resume", "bucket", "--save-steps", "1000", steps=steps
-    )
-    fleet.wait_trained(second, timeout_s=180)
+    options = ("--resume", "bucket", "--save-steps", "1000")
+    with fleet.trainer("elsewhere", *options, steps=steps) as second:
+        fleet.wait_trained(second, timeout_s=180)
     rows = steps_only(fleet.metrics("elsewhere"))
     assert [row["step"] for row in rows] == list(range(checkpoint.step + 1, steps + 1))
     # The first version of the new trainer is that of its start; the first step's is the next.

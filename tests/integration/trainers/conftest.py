@@ -49,12 +49,15 @@ class Place:
         paths += [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[3])]
         env = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         trainer = self.processes.start(name, command, env=env)
-        self.processes.wait_until(
-            f"{name} to end",
-            lambda: trainer.process.poll() is not None,
-            timeout_s=timeout_s,
-            watch=[self.replica.child],
-        )
+        try:
+            self.processes.wait_until(
+                f"{name} to end",
+                lambda: trainer.process.poll() is not None,
+                timeout_s=timeout_s,
+                watch=[self.replica.child],
+            )
+        finally:
+            trainer.kill()  # one that hangs would slow down every test after it
         assert trainer.process.returncode == 0, trainer.log_path.read_text()[-4000:]
         return out
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from adapter_bucket.checkpoint import TrainerFacts
 from adapter_bucket.checkpoint_upload import CheckpointUpload, CheckpointWriter
+from adapter_bucket.fencing import read_manifest
 from adapter_bucket.manifest import CheckpointEntry
 from adapter_bucket.publish import RunWriter
+from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Store
 from tests.adapters import BASE
 
@@ -44,6 +46,12 @@ def claim(store: Store, run_id: str = "run-1", writer_id: str = "w") -> RunWrite
     return RunWriter.claim(
         store, run_id, base_model=BASE, window=1, writer_id=writer_id, takeover=True
     )
+
+
+def entries(store: Store, run_id: str = "run-1") -> list[CheckpointEntry]:
+    """What the run's manifest names, oldest first."""
+    found = read_manifest(store, run_id, SigningKeys())
+    return found.manifest.checkpoints if found else []
 
 
 def put_checkpoint(

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.deploy.commands import DEPLOY
 
@@ -27,11 +29,8 @@ def lost(given: Any, kept: Any, path: str = "") -> Iterator[str]:
 
 
 def test_every_field_of_the_dashboard_is_one_that_grafana_knows() -> None:
-    sdk = "grafana_foundation_sdk"
-    models = pytest.importorskip(f"{sdk}.models.dashboard", reason=f"pip install {sdk}")
-    encoder = pytest.importorskip(f"{sdk}.cog.encoder").JSONEncoder
     # The fields of each kind of panel, and of queries to Prometheus.
-    pytest.importorskip(f"{sdk}.cog.plugins").register_default_plugins()
+    register_default_plugins()
     given = json.loads((DEPLOY / "grafana/dashboard.json").read_text())
-    read = models.Dashboard.from_json(given)
-    assert list(lost(given, json.loads(json.dumps(read, cls=encoder)))) == []
+    read = Dashboard.from_json(given)
+    assert list(lost(given, json.loads(json.dumps(read, cls=JSONEncoder)))) == []

@@ -33,15 +33,21 @@ def test_memory_that_is_used_counts_and_a_mapped_file_does_not(tmp_path: Path) -
 
 
 def test_children_have_lines_of_their_own_and_the_dead_have_none() -> None:
-    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    """In a tree of its own: this process may have servers of other tests as children."""
+    worker = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    root = (
+        "import subprocess, sys; "
+        f"subprocess.run([sys.executable, '-c', {worker!r}, 'VLLM::Worker'], check=True)"
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", code, "VLLM::Worker"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as child:  # fmt: skip
-        assert child.stdout is not None
-        child.stdout.readline()
-        found = tree_memory({"test": os.getpid(), "gone": child.pid})
-        assert found["test worker"] == pytest.approx(found["gone"])
-        assert found["test"] > found["gone"] > 1
-        child.communicate()
-    assert tree_memory({"gone": child.pid}) == {}
+        [sys.executable, "-c", root], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        worker_pid = int(process.stdout.readline())
+        found = tree_memory({"tree": process.pid, "same": worker_pid})
+        assert set(found) == {"tree", "tree worker", "same"}
+        assert found["tree worker"] == pytest.approx(found["same"], abs=1)
+        assert found["tree"] > 1
+        assert found["same"] > 1
+        process.communicate()
+    assert tree_memory({"gone": worker_pid}) == {}

@@ -14,17 +14,15 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.slow_bucket import WARM_UP_STEPS
-from benchmarks.slow_link import SlowLink
-from demo.fleet import Server, start_replica, start_stock_server, start_trainer, wait_healthy
-from demo.observe import read_metrics
-from demo.processes import Child, Processes
+from benchmarks.buckets import far
+from benchmarks.trainings import WARM_UP_STEPS, Trainings
+from demo.fleet import start_replica, start_stock_server, wait_healthy
+from demo.processes import Processes
 from demo.s3_server import start_s3
 from demo.summary import series, steps_only
 from demo.tiny_model import build
@@ -60,49 +58,17 @@ def _median(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return results.median(values) if values else None
 
 
-class Trainings:
-    """Trains once and again, with one server."""
-
-    def __init__(self, processes: Processes, model: Path, out: Path, steps: int) -> None:
-        self._processes, self._model, self._out, self._steps = processes, model, out, steps
-
-    def train(
-        self, server: Server, name: str, *extra: str, env: Mapping[str, str] | None = None
-    ) -> list[dict[str, Any]]:
-        """What one trainer logged."""
-        folder = self._out / name
-        trainer = start_trainer(
-            self._processes, self._model, server.url, folder, "--steps", str(self._steps), *extra,
-            name=name, env=env,
-        )  # fmt: skip
-        self._processes.wait_until(
-            f"{name} to end",
-            partial(_ended, trainer),
-            timeout_s=TRAINING_TIMEOUT_S,
-            watch=[server.child],
-        )
-        if trainer.process.returncode != 0:
-            raise RuntimeError(f"{name} failed; its log is {trainer.log_path}")
-        return read_metrics(folder / "metrics.jsonl")
-
-
-def _ended(child: Child) -> bool:
-    return child.process.poll() is not None
-
-
 def with_bucket(out: Path, model: Path, steps: int, rtts_ms: list[int]) -> list[dict[str, Any]]:
     """One row for each round-trip time."""
     rows = []
     with Processes(out / "logs", lambda _name, _line: None) as processes:
         s3 = start_s3(processes, out / "s3")
-        endpoint = s3.url.partition("endpoint_url=")[2]
-        with SlowLink("127.0.0.1", int(endpoint.rpartition(":")[2])) as link:
-            url = s3.url.replace(endpoint, f"http://127.0.0.1:{link.port}")
+        with far(s3.url) as (link, url):
             # Slots for the last versions of runs that have ended, beside the one that trains.
             slots = ("--max-loras", "12")
             server = start_replica(processes, "replica", model, url, *slots, env=s3.env)
             wait_healthy(processes, [server])
-            trainings = Trainings(processes, model, out, steps)
+            trainings = Trainings(processes, model, out, steps, timeout_s=TRAINING_TIMEOUT_S)
             for rtt_ms in rtts_ms:
                 link.rtt_s = rtt_ms / 1000
                 name = f"rtt-{rtt_ms}"
@@ -119,7 +85,8 @@ def with_stock(out: Path, model: Path, steps: int) -> list[dict[str, Any]]:
     with Processes(out / "logs", lambda _name, _line: None) as processes:
         server = start_stock_server(processes, model)
         wait_healthy(processes, [server])
-        logged = Trainings(processes, model, out, steps).train(server, "stock", "--stock")
+        trainings = Trainings(processes, model, out, steps, timeout_s=TRAINING_TIMEOUT_S)
+        logged = trainings.train(server, "stock", "--stock")
         return [row_of(logged, "TRL's adapter sync", 0)]
 
 

@@ -102,9 +102,6 @@ def measure(plan: Plan) -> dict[str, Any] | None:
 
 def _model(plan: Plan) -> Any:
     """The model, with its factors cut over the processes if there are several."""
-    import torch
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-
     model = shapes.lora_model(plan.shape, plan.rank, "cpu")
     base = plan.folder / plan.shape  # TRL's save looks the base model's config up
     if plan.first:
@@ -113,13 +110,7 @@ def _model(plan: Plan) -> Any:
     model.peft_config["default"].base_model_name_or_path = str(base)
     if plan.processes == 1:
         return model
-    mesh = init_device_mesh("cpu", (plan.processes,))
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.requires_grad:
-                shards = distribute_tensor(parameter.detach(), mesh, [Shard(0)])
-                setattr(module, name, torch.nn.Parameter(shards))
-    return model
+    return shapes.cut_over_ranks(model, plan.processes)
 
 
 def _bucket_sync(plan: Plan, model: Any, bucket: Bucket) -> _Sync:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.gpu.report import percentile
+from benchmarks.gpu.swap_summary import mean_and_interval
 from benchmarks.plugin_cpu import Used
 
 KINDS = ("quiet", "beside", "swaps")
@@ -39,7 +40,7 @@ class Window:
 
 def told(window: Window) -> str:
     """A window as a line."""
-    gaps = " / ".join(f"{1000 * percentile(window.gaps, share):.0f}" for share in (0.5, 0.99, 1))
+    gaps = " / ".join(f"{1000 * percentile(window.gaps, share):.0f}" for share in (50, 99, 100))
     rates = f"{window.rate:,.0f} tokens/s, {window.rate_with_core:,.0f} with a core"
     return f"{window.kind} {rates}, gaps {gaps} ms (median, p99, largest)"
 
@@ -62,7 +63,7 @@ def report(windows: Sequence[Window], every_s: float) -> None:
             f"{statistics.median(w.rate_with_core for w in of_kind):,.0f}",
             less([w.rate_with_core for w in of_kind], [w.rate_with_core for w in quiet]),
             f"{100 * statistics.median(w.blocked for w in of_kind):.1f}",
-            f"{1000 * percentile(gaps, 0.99):.0f}",
+            f"{1000 * percentile(gaps, 99):.0f}",
             f"{1000 * gaps[-1]:.0f}",
         ]
         print(f"| {' | '.join(cells)} |")
@@ -91,16 +92,10 @@ def cpu_table(
     )
 
 
-def percentile(ascending: Sequence[float], share: float) -> float:
-    """The value below which that share of them lies."""
-    return ascending[min(len(ascending) - 1, int(share * len(ascending)))]
-
-
 def less(values: Sequence[float], than: Sequence[float]) -> str:
     """By how many % less, round by round: the mean, and where it lies with 95 %."""
     losses = [100 * (1 - value / other) for value, other in zip(values, than, strict=True)]
     if not any(losses):
         return ""
-    choose = random.Random(0)
-    means = sorted(statistics.mean(choose.choices(losses, k=len(losses))) for _ in range(10_000))
-    return f"{statistics.mean(losses):.1f} ({means[250]:.1f} to {means[-251]:.1f})"
+    interval = mean_and_interval(losses)
+    return "{:.1f} ({:.1f} to {:.1f})".format(*interval) if interval else ""

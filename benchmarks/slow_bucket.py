@@ -10,20 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.slow_link import SlowLink
-from demo.fleet import start_replica, start_trainer, wait_healthy
-from demo.observe import read_metrics
-from demo.processes import Child, Processes
+from benchmarks.buckets import far
+from benchmarks.trainings import WARM_UP_STEPS, Trainings
+from demo.fleet import start_replica, wait_healthy
+from demo.processes import Processes
 from demo.s3_server import start_s3
 from demo.summary import series, steps_only
 from demo.tiny_model import build
 from demo.train import MAX_STALENESS
-
-WARM_UP_STEPS = 5
 
 SAMPLES_PER_STEP = 32
 """Of ``demo.train``."""
@@ -52,10 +49,6 @@ def row_of(rows: list[dict[str, Any]], rtt_ms: int, max_staleness: int) -> dict[
     }
 
 
-def _ended(child: Child) -> bool:
-    return child.process.poll() is not None
-
-
 def main() -> None:
     """Run all, print a table and the JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slow_bucket", description=__doc__)
@@ -69,33 +62,19 @@ def main() -> None:
     table = []
     with Processes(out / "logs", lambda _name, _line: None) as processes:
         s3 = start_s3(processes, out / "s3")
-        endpoint = s3.url.partition("endpoint_url=")[2]
-        port = int(endpoint.rpartition(":")[2])
-        with SlowLink("127.0.0.1", port) as link:
-            bucket = s3.url.replace(endpoint, f"http://127.0.0.1:{link.port}")
+        with far(s3.url) as (link, bucket):
             # A slot for each of the runs' last versions, beside the window of the one that trains.
             replica = start_replica(
                 processes, "replica", model, bucket, "--max-loras", "12", env=s3.env
             )
             wait_healthy(processes, [replica])
+            trainings = Trainings(processes, model, out, options.steps, timeout_s=900)
             for rtt_ms in options.rtt_ms:
                 link.rtt_s = rtt_ms / 1000
                 name = f"rtt-{rtt_ms}"
                 bound = ("--max-staleness", str(options.max_staleness))
-                trainer = start_trainer(
-                    processes, model, replica.url, out / name, "--bucket", bucket,
-                    "--run-id", name, "--steps", str(options.steps), *bound,
-                    name=name, env=s3.env,
-                )  # fmt: skip
-                processes.wait_until(
-                    f"{name} to end",
-                    partial(_ended, trainer),
-                    timeout_s=900,
-                    watch=[replica.child],
-                )
-                if trainer.process.returncode != 0:
-                    raise RuntimeError(f"{name} failed; its log is {trainer.log_path}")
-                rows = read_metrics(out / name / "metrics.jsonl")
+                run = ("--bucket", bucket, "--run-id", name, *bound)
+                rows = trainings.train(replica, name, *run, env=s3.env)
                 table.append(row_of(rows, rtt_ms, options.max_staleness))
     print("| " + " | ".join(table[0]) + " |")
     print("|" + "---|" * len(table[0]))

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.gpu.shapes import cut_over_ranks
 from benchmarks.test_snapshot import peft_model
 from trl_async_bucket.gather import AdapterGather
 from trl_async_bucket.snapshot import SnapshotBuffer, full_shape, lora_parameters
@@ -28,18 +29,9 @@ DTYPE = torch.bfloat16
 
 def join(meeting: Path, rank: int) -> Any:
     """Enter the process group; the model with its factors cut over both ranks."""
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    model = peft_model(RANK)
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.requires_grad:
-                shards = distribute_tensor(parameter.detach(), mesh, [Shard(0)])
-                setattr(module, name, torch.nn.Parameter(shards))
-    return model
+    return cut_over_ranks(peft_model(RANK), 2)
 
 
 def one_gather(model: Any) -> Callable[[], Any]:

@@ -31,11 +31,11 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether a request may pass now: always if closed, one at a time after the pause."""
-        return self._failures < FAILURES or (now >= self._open_until and not self._trying)
+        return self.closed or (now >= self._open_until and not self._trying)
 
     def begin(self) -> None:
         """A request passes."""
-        if self._failures >= FAILURES:
+        if not self.closed:
             self._trying = True
 
     def succeed(self) -> None:

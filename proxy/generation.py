@@ -103,9 +103,7 @@ class Generation:
         replica = choice.replica
         self._tried.append(replica)
         attempts_left = len(self._tried) < forwarder.config.max_attempts
-        others = attempts_left and (
-            len(found) > len(self._tried) or not set(found).issubset(self._tried)
-        )
+        others = attempts_left and not set(found).issubset(self._tried)
         self._metrics.routed(choice.outcome, request.prompt.tokens, choice.matched_tokens)
         self._metrics.attempts.add(replica.url)
         asked = time.perf_counter()

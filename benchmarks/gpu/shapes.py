@@ -102,3 +102,17 @@ def architecture(model_dir: Path) -> str:
     from adapter_bucket.base_model import architecture_fingerprint
 
     return architecture_fingerprint(json.loads((model_dir / "config.json").read_text()))
+
+
+def cut_over_ranks(model: Any, ranks: int) -> Any:
+    """The model, with each trained tensor cut over the ranks of the process group, as by FSDP2."""
+    import torch
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.requires_grad:
+                shards = distribute_tensor(parameter.detach(), mesh, [Shard(0)])
+                setattr(module, name, torch.nn.Parameter(shards))
+    return model

@@ -10,10 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Literal
 
-from adapter_bucket.errors import StoreUnavailable
+from hypothesis import strategies as st
+
+from adapter_bucket.errors import NotPublished, StoreUnavailable
+from adapter_bucket.lifecycle import collect
 from adapter_bucket.memory_store import MemoryStore
 
 
@@ -25,6 +29,21 @@ class Fate(StrEnum):
     """The request never arrives, or the answer is lost."""
     CRASH = "crash"
     """The client dies here."""
+
+
+fates = st.sampled_from([Fate.GO] * 17 + [Fate.LOSE, Fate.LOSE, Fate.CRASH])
+"""Mostly nothing happens."""
+
+
+def collector(run_id: str) -> Callable[[MemoryStore], None]:
+    """A client that collects the run's garbage twice, however new it is."""
+
+    def body(store: MemoryStore) -> None:
+        for _ in range(2):
+            with suppress(NotPublished, StoreUnavailable):
+                collect(store, run_id, older_than_s=-5)
+
+    return body
 
 
 class Crash(BaseException):

@@ -21,7 +21,7 @@ from adapter_bucket.lifecycle import collect
 from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.store import StoredObject
 from tests.checkpoints import claim, entries, put_checkpoint, read_folder, write_checkpoint
-from tests.contract.interleaving import Client, Fate
+from tests.contract.interleaving import Client, Fate, collector, fates
 
 RUN = "run-1"
 
@@ -49,15 +49,6 @@ def fetcher(folder: Path, contents: list[dict[str, bytes]]) -> Callable[[MemoryS
     return body
 
 
-def collector(store: MemoryStore) -> None:
-    for _ in range(2):
-        with suppress(NotPublished, StoreUnavailable):
-            collect(store, RUN, older_than_s=-5)
-
-
-fates = st.sampled_from([Fate.GO] * 17 + [Fate.LOSE, Fate.LOSE, Fate.CRASH])
-
-
 @given(schedule=st.lists(st.tuples(st.integers(0, 3), fates), max_size=100))
 @settings(max_examples=25)
 def test_checkpoints_are_whole_in_any_interleaving(schedule: list[tuple[int, Fate]]) -> None:
@@ -71,7 +62,7 @@ def test_checkpoints_are_whole_in_any_interleaving(schedule: list[tuple[int, Fat
             Client(base, trainer("a", folder / "a", [1, 2])),
             Client(base, trainer("b", folder / "b", [2])),
             Client(base, fetcher(folder / "out", contents)),
-            Client(base, collector),
+            Client(base, collector(RUN)),
         ]
 
         def check() -> None:

@@ -27,7 +27,7 @@ from adapter_bucket.publish import RunWriter
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import StoredObject
 from tests.adapters import BASE, version
-from tests.contract.interleaving import Client, Fate, Inline
+from tests.contract.interleaving import Client, Fate, Inline, collector, fates
 
 RUN = "run-1"
 WINDOW = 1
@@ -148,13 +148,6 @@ def reader(base: MemoryStore, cache: Path) -> Callable[[MemoryStore], None]:
     return body
 
 
-def collector(store: MemoryStore) -> None:
-    for _ in range(2):
-        with suppress(NotPublished, StoreUnavailable):
-            collect(store, RUN, older_than_s=-5)
-
-
-fates = st.sampled_from([Fate.GO] * 17 + [Fate.LOSE, Fate.LOSE, Fate.CRASH])
 schedules = st.lists(st.tuples(st.integers(0, 5), fates), max_size=120)
 
 
@@ -169,7 +162,7 @@ def test_invariants_hold_in_any_interleaving(schedule: list[tuple[int, Fate]]) -
             Client(base, publisher("first", [1, 2, 3, 4])),
             Client(base, publisher("second", [11, 12, 13])),
             *(Client(base, reader(base, Path(folder) / str(number))) for number in range(3)),
-            Client(base, collector),
+            Client(base, collector(RUN)),
         ]
         for choice, fate in schedule:
             alive = [client for client in clients if not client.finished]

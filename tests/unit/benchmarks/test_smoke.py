@@ -51,7 +51,7 @@ IMPORTED = (
     "plugin_swap_report", "process_memory", "proxy_floor", "proxy_load", "proxy_recipe",
     "proxy_rivals", "recorded_store", "replicas", "report.__main__", "report.data", "report.growth",
     "report.page", "report.plots", "report.runs", "report.syncs", "results", "slow_link",
-    "soak_fleet", "test_gather", "test_probe", "test_snapshot",
+    "soak_fleet", "test_gather", "test_probe", "test_snapshot", "trainings",
 )  # fmt: skip
 """Parts of others, and commands that take no arguments."""
 

@@ -57,7 +57,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[misc]
 
 
 class CountedSync(BucketSyncCallback):
-    """Notes the collectives of each version it publishes."""
+    """Publishes every step, where the newest would win, and notes the collectives of each."""
 
     def __init__(self, bucket: Path) -> None:
         super().__init__(
@@ -69,6 +69,8 @@ class CountedSync(BucketSyncCallback):
         with CollectiveCounter() as counter:
             super().on_step_end(args, state, control, **kwargs)
         self.collectives.append(dict(counter.counts))
+        if self._bucket is not None:
+            self._bucket.wait_lag(0)  # the next snapshot could replace one that still waits
 
 
 class SaveEachStep(TrainerCallback):  # type: ignore[misc]

@@ -65,6 +65,19 @@ def test_the_trainer_runs_the_script_beside_a_proxy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("script", "given"), [("replicas.sbatch", ()), ("trainer.sbatch", ("t.py",))]
+)
+def test_a_dry_run_prints_what_srun_would_get(
+    tmp_path: Path, script: str, given: tuple[str, ...]
+) -> None:
+    env = {"BUCKET_LORA_URL": "s3://b/rl", "RUN_ID": "r", "VLLM_API_KEY": "secret"}
+    real = run(script, tmp_path, *given, **env)
+    dry = run(script, tmp_path, *given, DRY_RUN="1", **env)
+    assert dry.returncode == 0, dry.stderr
+    assert dry.stdout.splitlines() == real.stdout.splitlines()[1:]  # without srun's own --ntasks
+
+
+@pytest.mark.parametrize(
     ("script", "missing"),
     [("replicas.sbatch", "BUCKET_LORA_URL"), ("replicas.sbatch", "VLLM_API_KEY"),
      ("trainer.sbatch", "RUN_ID"), ("trainer.sbatch", "BUCKET_LORA_URL")],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -89,6 +92,26 @@ async def test_a_proxy_that_cannot_start_is_an_error() -> None:
     assert code == PROXY_LOST
     assert "started" not in output
     assert "bucket-lora-proxy ended with code 2" in errors
+
+
+@pytest.mark.parametrize(("replica", "code"), [("http://127.0.0.1:9", 0), ("nonsense", 2)])
+def test_a_dry_run_checks_the_settings_and_starts_nothing(replica: str, code: int) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "trl_async_bucket.launch", "with-proxy", "--dry-run",
+            "--replica", replica, "--", sys.executable, "-c", "print('started')", "a b",
+        ],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "BUCKET_LORA_PROXY_TOKEN": "a-secret-of-a-run"},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    printed = done.stdout.splitlines()
+    assert shlex.split(printed[-1])[2:] == [
+        sys.executable, "-c", "print('started')", "a b"
+    ]  # fmt: skip
+    assert "started" not in printed
+    assert "a-secret-of-a-run" not in done.stdout + done.stderr
+    assert ("replicas = http://127.0.0.1:9" in printed) == (code == 0)
 
 
 @pytest.mark.parametrize(

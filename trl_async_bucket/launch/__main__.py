@@ -25,8 +25,12 @@ def parser() -> argparse.ArgumentParser:
     beside = commands.add_parser(
         "with-proxy",
         help="run a command with bucket-lora-proxy beside it",
-        usage="%(prog)s [--port N] [--wait-s N] [flags of bucket-lora-proxy …] -- COMMAND …",
+        usage="%(prog)s [--dry-run] [--port N] [--wait-s N] [flags of bucket-lora-proxy …] "
+        "-- COMMAND …",
         allow_abbrev=False,
+    )
+    beside.add_argument(
+        "--dry-run", action="store_true", help="check the proxy's settings, print what would run"
     )
     beside.add_argument("--port", type=int, default=8000, help="of the proxy (%(default)s)")
     beside.add_argument(
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             proxied = ProxiedCommand(
                 command, proxy_flags=rest, port=options.port, wait_s=options.wait_s
             )
-            return proxied.run()
+            return proxied.dry_run() if options.dry_run else proxied.run()
         if rest or command:
             parser().error(f"unrecognized arguments: {' '.join(rest + command)}")
         from trl_async_bucket.launch.hf_jobs import launch

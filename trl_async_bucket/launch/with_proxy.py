@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -58,6 +59,16 @@ class ProxiedCommand:
         self._wait_s = wait_s
         self._signal = 0
         self._child: subprocess.Popen[bytes] | None = None
+
+    def dry_run(self) -> int:
+        """Start nothing: print the proxy's settings, secrets masked, and the command.
+
+        Returns:
+            0, or the code with which the proxy refuses its settings.
+        """
+        code = subprocess.run([*self._proxy, "--check"], check=False).returncode
+        print(f"command = {shlex.join(self._command)}")
+        return code
 
     def run(self) -> int:
         """Start both, wait for the command, end the proxy. Main thread only.

@@ -85,9 +85,9 @@ class Trainer:
 
 def with_hint(bucket: Bucket, adapter: Adapter, folder: Path, rounds: int) -> dict[str, Any]:
     """One row: medians of the phases, in ms, and of the whole."""
-    trainer = Trainer(bucket, f"hint-{adapter.shape}-{adapter.rank}", adapter)
+    trainer = Trainer(bucket, folder.name, adapter)
     found: list[dict[str, float]] = []
-    with Replicas(bucket.url, folder, [1.0]) as replicas:
+    with Replicas(bucket.url, folder, [1.0], runs=folder.name) as replicas:
         client = ReplicaClient(replicas.url)
         for round_ in range(rounds + 1):
             version, phases, committed_at = trainer.publish()
@@ -118,10 +118,10 @@ def with_hint(bucket: Bucket, adapter: Adapter, folder: Path, rounds: int) -> di
 
 def polling(bucket: Bucket, adapter: Adapter, folder: Path, rounds: int) -> dict[str, Any]:
     """One row: time until replicas that poll had the version, by their interval."""
-    trainer = Trainer(bucket, "polling", adapter)
+    trainer = Trainer(bucket, folder.name, adapter)
     randomly = random.Random(1)
     took: list[list[float]] = [[] for _ in POLLS_S]
-    with Replicas(bucket.url, folder, POLLS_S) as replicas:
+    with Replicas(bucket.url, folder, POLLS_S, runs=folder.name) as replicas:
         for round_ in range(rounds + 1):
             version, phases, committed_at = trainer.publish()
             for number, ends in replicas.ends(version).items():

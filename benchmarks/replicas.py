@@ -92,7 +92,8 @@ async def watch(options: argparse.Namespace, stack: AsyncExitStack) -> list[Serv
         )
         watcher = Watcher(
             store.as_store, shelf, group,
-            served=SERVED, executor=executor, poll_s=poll_s, on_change=service.publish,
+            served=SERVED, executor=executor, pattern=options.runs, poll_s=poll_s,
+            on_change=service.publish,
         )  # fmt: skip
         service.start(shelf, watcher)
         stack.push_async_callback(service.stop)
@@ -144,13 +145,13 @@ async def serve(options: argparse.Namespace) -> None:
 class Replicas:
     """The process, as its parent sees it. A context manager."""
 
-    def __init__(self, url: str, folder: Path, poll_s: Sequence[float]) -> None:
+    def __init__(self, url: str, folder: Path, poll_s: Sequence[float], runs: str = "*") -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._count = len(poll_s)
         command = [sys.executable, "-m", "benchmarks.replicas", url, str(folder), "--port"]
         self._process = subprocess.Popen(
-            [*command, str(port), "--poll-s", *map(str, poll_s)],
+            [*command, str(port), "--runs", runs, "--poll-s", *map(str, poll_s)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._said: Queue[dict[str, Any]] = Queue()
@@ -208,6 +209,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", default="*")
     parser.add_argument("--poll-s", type=float, nargs="+", required=True)
     parser.add_argument("--port", type=int, required=True)
     asyncio.run(serve(parser.parse_args()))

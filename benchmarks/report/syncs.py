@@ -102,9 +102,8 @@ def ready(results: Results) -> str:
             f"**{answer}**",
             str(goal),
             f"Median ms of each phase. *Floor*: {REQUESTS} round trips, and the bytes twice at "
-            f"{BYTES_PER_S / 1e6:.0f} MB/s. On loopback there is no floor but this machine. "
-            "*Worst*: with 2.4 MB over a line one round stands still for 1.7 s, about when the S3 "
-            "server's volume of 256 MiB is full; the cause was not looked into.",
+            f"{BYTES_PER_S / 1e6:.0f} MB/s. On loopback there is no floor but this machine. One "
+            "run is followed: with several, a version may wait for another one's download.",
             table(list(rows[0]), rows),
             "![Phases from publish to ready](images/bench-ready.svg)",
             f"Without the hint, three replicas that look every {polls} s, versions at random "

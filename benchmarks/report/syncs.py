@@ -71,11 +71,11 @@ def _copies(result: Result) -> str:
 def _on_a_gpu() -> str:
     """How far the same goal holds there."""
     rows = json.loads(GPU_SNAPSHOT.read_text())["rows"]
-    times = [row["to host + save, ms"] / row["ours, ms"] for row in rows]
-    held = sum(times_ >= GOAL_SHARE for times_ in times)
+    factors = [row["to host + save, ms"] / row["ours, ms"] for row in rows]
+    held = sum(factor >= GOAL_SHARE for factor in factors)
     return (
-        f"On a GPU it holds in {held} of {len(rows)} rows, with 1/{min(times):.0f} to "
-        f"1/{max(times):.0f} ([What a snapshot costs](#what-a-snapshot-costs-the-optimizer))."
+        f"On a GPU it holds in {held} of {len(rows)} rows, with 1/{min(factors):.0f} to "
+        f"1/{max(factors):.0f} ([What a snapshot costs](#what-a-snapshot-costs-the-optimizer))."
     )
 
 

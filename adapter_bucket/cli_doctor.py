@@ -18,7 +18,7 @@ from adapter_bucket.layout import probe_key
 from adapter_bucket.store import Store
 
 ADAPTER_BYTES = 4 * 1024**2
-"""Size of the test object: a rank-16 adapter of a 1.5B model in bfloat16."""
+"""Size of the test object: a rank-16 adapter of a 1.5B model's q and v projections, in bfloat16."""
 
 _PUTS = 5
 """A put of an adapter is measured this often at most: it is the only one that moves megabytes."""

@@ -1,6 +1,7 @@
 """Requests and bytes of the contract, counted, and what they cost at list prices.
 
-``python benchmarks/bucket_costs.py`` prints the table of ``docs/protocol.md``.
+``python -m benchmarks.bucket_costs`` prints the table of ``docs/sizing.md``: one run, everything at
+its default.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.store import StoredObject
 from tests.adapters import BASE, version
+from vllm_bucket_lora.config import OPTIONS
+from vllm_bucket_lora.heartbeats import INTERVAL_S
+from vllm_bucket_lora.watcher import DISCOVER_S
 
 SECONDS = 30 * 86400
-POLL_S = 1.0
+POLL_S: float = next(option.default for option in OPTIONS if option.name == "poll-s")
 VERSION_S = 30.0
 ADAPTER_BYTES = 5e6
+BEAT_OBJECTS = 2
+"""A heartbeat is written for the server and for each running run."""
 
 PRICES = {
-    # Dollars per million writes, per million reads, per GB to the internet. Assumed, as remembered
-    # from the public lists of 2025 (AWS: us-east-1): replace them with those of your contract.
+    # Dollars per million writes and listings, per million reads, per GB to the internet. Assumed,
+    # as remembered from the public lists of 2025 (AWS: us-east-1): replace them with those of your
+    # contract. Hugging Face buckets are sold by storage; no price per request or byte was known.
     "AWS S3 (standard)": (5.00, 0.40, 0.09),
     "Cloudflare R2": (4.50, 0.36, 0.0),
-    # Sold by storage; no price per request or byte was known.
-    "Hugging Face bucket": (0.0, 0.0, 0.0),
 }
 
 
@@ -70,21 +75,22 @@ def table() -> str:
     writes = publish["create"] + publish["replace"]
     assert writes <= 3, publish
     versions, polls = SECONDS / VERSION_S, SECONDS / POLL_S
+    # At each interval, and once more when the ready versions changed.
+    beats = SECONDS / INTERVAL_S + versions
+    listings = SECONDS / DISCOVER_S
     lines = [
-        f"Manifest with a window of 4: {manifest_bytes:,} bytes. Bytes per sync and replica: "
-        f"adapter + {manifest_bytes:,}.",
-        "",
-        "| store | replicas | writes | reads | requests, $ a month | traffic to the internet, $ |",
+        "| store | replicas | writes, listings | reads | requests, $ a month | "
+        "traffic to the internet, $ |",
         "|---|---|---|---|---|---|",
     ]
     for name, (write_price, read_price, traffic_price) in PRICES.items():
         for replicas in (1, 8, 64):
-            all_writes = versions * writes
+            all_writes = versions * writes + replicas * (BEAT_OBJECTS * beats + listings)
             reads = replicas * (polls + versions * (sum(fetch.values()) - 1))
             requests = (all_writes * write_price + reads * read_price) / 1e6
             traffic = replicas * versions * (ADAPTER_BYTES + manifest_bytes) / 1e9 * traffic_price
             lines.append(
-                f"| {name} | {replicas} | {all_writes / 1e6:.2f} M | {reads / 1e6:.1f} M | "
+                f"| {name} | {replicas} | {all_writes / 1e6:.1f} M | {reads / 1e6:.1f} M | "
                 f"{requests:.2f} | {traffic:.2f} |"
             )
     return "\n".join(lines)

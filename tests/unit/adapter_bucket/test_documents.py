@@ -82,4 +82,7 @@ def test_the_cost_table_is_that_of_the_benchmark() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.table() in (DOCS / "protocol.md").read_text()
+    assert module.table() in (DOCS / "sizing.md").read_text()
+    publish, fetch, manifest_bytes = module.count()
+    assert (publish["create"] + publish["replace"], sum(fetch.values())) == (3, 2)
+    assert f"({manifest_bytes:,} bytes with a window of 4)" in (DOCS / "protocol.md").read_text()

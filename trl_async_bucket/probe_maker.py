@@ -14,6 +14,7 @@ import torch
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.probe import MIN_TOKENS, Probe, make_probe
+from trl_async_bucket.shard_layout import settle
 
 PROBE_TOKENS = 32
 
@@ -71,7 +72,8 @@ class ProbeMaker:
         """Score the sequence with the model as it is now: one forward pass, two the first time.
 
         Args:
-            model: A ``peft.PeftModel``; its training mode and RNG state are left as they were.
+            model: A ``peft.PeftModel``; its training mode and RNG state, and what of it is
+                trainable, are left as they were.
 
         Raises:
             ConfigError: the model's forward cannot be called this way.
@@ -100,6 +102,8 @@ class ProbeMaker:
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
+    settle(model)
+    trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     model.eval()
     for module, _ in modes:
         if hasattr(module, "quant_state"):
@@ -113,3 +117,10 @@ def _evaluating(model: Any) -> Iterator[None]:
     finally:
         for module, mode in modes:  # each by itself: a frozen part may have been in eval mode
             module.training = mode
+        # PEFT freezes the factors of an adapter that it disables, and on enabling makes all of them
+        # trainable: also those that were frozen, and, where FSDP2 has not cut a module again behind
+        # the forward pass, those of its temporary whole tensors instead of the trained ones.
+        settle(model)
+        for parameter, was_trainable in trainable:
+            if parameter.requires_grad != was_trainable:
+                parameter.requires_grad_(was_trainable)

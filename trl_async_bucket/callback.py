@@ -36,8 +36,8 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         bucket_url: ``s3://bucket/prefix`` or ``file:///dir``.
         run_id: Name of the run; by default made of the output directory's name.
-        every_steps: Optimizer steps between two versions. ``None``: only at improvements and at
-            the end.
+        every_steps: Optimizer steps between two versions; the last step is published, too.
+            ``None``: only improvements are.
         on_improvement: Publish when ``metric_for_best_model`` is better than ever before.
         server_url: A replica or the proxy, to check before the first step that it could serve the
             run. ``None``: nothing is checked.
@@ -132,17 +132,19 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Publish every ``every_steps``."""
         if self._every_steps is not None and state.global_step % self._every_steps == 0:
-            self._publish(state, kwargs["model"])
+            self._publish(state.global_step, kwargs["model"])
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Publish if the evaluation improved."""
         if self._on_improvement and self._improved(args, kwargs.get("metrics") or {}):
-            self._publish(state, kwargs["model"])
+            self._publish(state.global_step, kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Publish the last step, wait for the uploads, mark the run finished."""
-        if self._every_steps is not None:
-            self._publish(state, kwargs["model"])
+        """Publish what the model ends with, wait for the uploads, mark the run finished."""
+        best = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        if self._every_steps is not None or best:
+            step = state.best_global_step if best else None
+            self._publish(step or state.global_step, kwargs["model"])
         with all_ranks("finishing the run"):
             if self._bucket is not None:
                 self._bucket.finish()
@@ -182,9 +184,9 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
             self._best = value
         return better
 
-    def _publish(self, state: Any, model: Any) -> None:
-        """All ranks: a sharded parameter is gathered by a collective."""
-        if self._synced_step == state.global_step:
+    def _publish(self, step: int, model: Any) -> None:
+        """Publish the policy of a step. All ranks: a sharded parameter is gathered collectively."""
+        if self._synced_step == step:
             return
         if self._gather is None:
             dtype = self._bucket.dtype if self._bucket is not None else None
@@ -193,9 +195,9 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
             tensors = self._gather.gather()
             if self._bucket is not None:
                 version = max(self._version + 1, self._bucket.next_version)
-                self._bucket.take(tensors, version=version, step=state.global_step)
+                self._bucket.take(tensors, version=version, step=step)
                 self._version = version
-        self._synced_step = state.global_step
+        self._synced_step = step
 
     def _interrupt(self) -> None:
         if self._bucket is None:

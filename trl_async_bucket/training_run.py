@@ -40,6 +40,9 @@ class TrainingRun(PreemptibleRun):
     _bucket_syncs: int = 0
     """Syncs since the run was started; the same on all ranks."""
     _bucket_synced_step: int = -1
+    """Step of the policy that was published last in this run."""
+    _bucket_best_step: int | None = None
+    """Step of the best model, once that was loaded in place of the last step's."""
 
     def _sync_to_bucket(self) -> None:
         """Snapshot, hand over, and wait only if the replicas are too far behind. All ranks."""
@@ -55,15 +58,26 @@ class TrainingRun(PreemptibleRun):
         tensors, snapshot_s = self._gather_adapter(), 0.0
         if self._bucket is not None:
             version = max(self.model_version + 1, self._bucket.next_version)
-            step = self.state.global_step
+            step = self._policy_step
             snapshot_s = self._bucket.take(tensors, version=version, step=step, probe=probe)
             self.model_version = version
         self._bucket_syncs += 1
-        self._bucket_synced_step = self.state.global_step
+        self._bucket_synced_step = self._policy_step
         return snapshot_s
 
+    @property
+    def _policy_step(self) -> int:
+        """Optimizer step of the weights that the model holds now. The same on all ranks."""
+        best: int | None = self._bucket_best_step
+        return int(self.state.global_step) if best is None else best
+
+    def _load_best_model(self) -> None:
+        """The trainer's, at the end of training with ``load_best_model_at_end``."""
+        super()._load_best_model()
+        self._bucket_best_step = self.state.best_global_step
+
     def _snapshot_last(self) -> None:
-        if self._bucket_synced_step != self.state.global_step:
+        if self._bucket_synced_step != self._policy_step:
             self._snapshot(None)
 
     def _gather_adapter(self) -> Any:
@@ -134,10 +148,11 @@ class TrainingRun(PreemptibleRun):
             return super()._inner_training_loop(*args, **kwargs)
         set_up_logs("trainer", run=self.args.bucket_run_id)  # ranks without a BucketSync, too
         self._bucket_gather, self._bucket_syncs = None, 0
+        self._bucket_synced_step, self._bucket_best_step = -1, None
         try:
             self._run_begins()
             output = super()._inner_training_loop(*args, **kwargs)
-            if self._bucket_synced_step != self.state.global_step:
+            if self._bucket_synced_step != self._policy_step:
                 self._sync_last()
             with all_ranks("finishing the run"):
                 self._run_ends()
@@ -155,7 +170,7 @@ class TrainingRun(PreemptibleRun):
         return output
 
     def _sync_last(self) -> None:
-        """Publish the steps since the last sync. All ranks."""
+        """Publish what the model ends with. All ranks."""
         self._sync_to_bucket()
 
     def _mark_interrupted(self) -> None:

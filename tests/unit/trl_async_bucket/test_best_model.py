@@ -19,7 +19,7 @@ from tests.unit.trl_async_bucket.test_callback import callback, trainer
 from trl_async_bucket.snapshot import lora_parameters
 
 BEST = 2
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "max_steps": 5, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps",
     "eval_steps": 1, "load_best_model_at_end": True,
 }  # fmt: skip

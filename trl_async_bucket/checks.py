@@ -29,6 +29,35 @@ def check_adapter_config(adapter_config: Mapping[str, Any]) -> None:
         )
 
 
+def check_trained(model: Any, adapter: str) -> None:
+    """Refuse a model whose policy is more than base model and one adapter.
+
+    Args:
+        model: A ``peft.PeftModel``.
+        adapter: PEFT's name of the adapter that is published.
+
+    Raises:
+        ConfigError: another adapter is active, too, or weights besides the factors are trained.
+    """
+    active = list(model.active_adapters)
+    if active != [adapter]:
+        raise ConfigError(
+            f"the model computes with the adapters {active}, and only {adapter!r} would be "
+            f"published: replicas would serve another policy. Call model.set_adapter({adapter!r})"
+        )
+    others = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and ".lora_" not in name
+    ]
+    if others:
+        raise ConfigError(
+            f"{len(others)} weights besides the LoRA factors are trainable, the first is "
+            f"{others[0]}: they would not be published, and replicas would serve another policy "
+            "than is trained. Freeze them (requires_grad_(False)), or target their modules by LoRA"
+        )
+
+
 def check_replicas(
     replicas: Mapping[str, ReplicaStatus],
     *,

@@ -22,7 +22,7 @@ from adapter_bucket.publish import RunWriter
 from adapter_bucket.store import Store
 from adapter_bucket.stores import open_store
 from trl_async_bucket.adapter_config import largest_rank, portable_config
-from trl_async_bucket.checks import check_adapter_config
+from trl_async_bucket.checks import check_adapter_config, check_trained
 from trl_async_bucket.claim import claim_run
 from trl_async_bucket.fleet import TrainedModel, base_model_ref, connect
 from trl_async_bucket.publisher import Publisher
@@ -70,11 +70,16 @@ class BucketSync:
         self._base_model = base_model_ref(model, settings.base_model)
         self._adapter_config = portable_config(
             model.peft_config[adapter],
-            module_names=[name for name, _ in model.named_parameters() if ".lora_" in name],
+            module_names=[
+                name
+                for name, _ in model.named_parameters()
+                if ".lora_" in name and adapter in name.rpartition(".lora_")[2].split(".")
+            ],
             base_model=self._base_model.id,
         )
         # First: its error names the field, where the one about parameters names a tensor.
         check_adapter_config(self._adapter_config)
+        check_trained(model, adapter)
         parameters = lora_parameters(model, adapter)
         self._shapes = {name: full_shape(p) for name, p in parameters.items()}
         self._rank = largest_rank(self._shapes)

@@ -219,6 +219,40 @@ def test_an_adapter_that_cannot_be_served_is_refused_at_once(
         make_sync(server, tiny_peft_model(**lora), tmp_path)
 
 
+def test_a_policy_of_two_adapters_is_refused(server: StatusServer, tmp_path: Path) -> None:
+    model = tiny_peft_model()
+    model.add_adapter("other", model.peft_config["default"])
+    make_sync(server, model, tmp_path)  # beside the active one, as TRL's reference
+    model.base_model.set_adapter(["default", "other"])
+    with pytest.raises(ConfigError, match=r"'other'.*only 'default'.*set_adapter\('default'\)"):
+        make_sync(server, model, tmp_path)
+
+
+def test_weights_that_are_trained_besides_the_adapter_are_refused(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    model = tiny_peft_model()
+    model.base_model.model.model.norm.weight.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"1 weights besides.*model\.norm\.weight.*Freeze"):
+        make_sync(server, model, tmp_path)
+
+
+def test_an_inactive_adapter_on_other_modules_does_not_count(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    from peft import LoraConfig
+
+    model = tiny_peft_model(target_modules=r".*\.(q|v)_proj")
+    model.add_adapter("other", LoraConfig(r=4, target_modules=["down_proj"]))
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    publish(sync, 1, model)
+    sync.finish()
+    targets = read_manifest(server).versions[-1].adapter_config["target_modules"]
+    assert len(targets) == 4
+    assert all(name.endswith(("q_proj", "v_proj")) for name in targets)
+
+
 def test_no_thread_outlives_a_run(server: StatusServer, tmp_path: Path) -> None:
     before = set(threading.enumerate())
     model = tiny_peft_model()

@@ -168,7 +168,7 @@ def _expected_rank(module: str, config: Mapping[str, Any]) -> Any:
 def _matches(pattern: str, text: str) -> bool:
     try:
         return re.match(pattern, text) is not None
-    except re.error:
+    except (re.error, OverflowError, RecursionError):  # the last two: huge counts, deep nesting
         return False
 
 

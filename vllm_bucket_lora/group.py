@@ -82,7 +82,7 @@ class ServerGroup:
         self._rank = rank
         self._others = [other for other in range(count) if other != rank]
         self._seen: dict[str, tuple[int, int]] = {}
-        self._own = ServerState()
+        self._own = self._written = ServerState()
 
     @property
     def leader(self) -> bool:
@@ -95,16 +95,19 @@ class ServerGroup:
         return not self._others
 
     def publish(self, state: ServerState) -> None:
-        """Replace this process's state, atomically."""
-        if state == self._own:
-            return
+        """Replace this process's state, atomically.
+
+        Raises:
+            OSError: the others cannot see it, as the disk is full; the next call writes again.
+        """
         self._own = state
-        if self.alone:
+        if self.alone or state == self._written:
             return
         path = self._state_file(self._rank)
         staged = path.with_suffix(".new")
         staged.write_text(state.model_dump_json())
         os.replace(staged, path)
+        self._written = state
 
     def states(self) -> list[ServerState | None]:
         """State of every process, this one first; ``None`` for one that has not said anything."""

@@ -5,8 +5,10 @@ Owns the pace of polling and of retries. Does no loading.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,6 +18,8 @@ from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import Manifest, RunState, VersionEntry
 from vllm_bucket_lora.acceptance import Served, run_fault, version_fault
 from vllm_bucket_lora.slots import Demand, to_load
+
+logger = logging.getLogger(__name__)
 
 EAGER_POLL_S = 0.1
 """While a client waits for a version: its commit may be a moment away."""
@@ -80,14 +84,17 @@ class Run:
     retries: dict[int, Retry] = field(default_factory=dict)
     _told: set[tuple[int | None, str]] = field(default_factory=set)
 
-    def read(self) -> Manifest | BucketError | None:
+    def read(self) -> Manifest | Exception | None:
         """Poll the manifest; blocks on the store, and touches nothing but the reader."""
         try:
             return self.reader.poll()
         except BucketError as error:
             return error
+        except Exception as error:  # this run's fault: the others are looked at all the same
+            logger.exception("reading run %s failed in an unforeseen way", self.run_id)
+            return error
 
-    def absorb(self, outcome: Manifest | BucketError | None, now: float) -> bool:
+    def absorb(self, outcome: Manifest | Exception | None, now: float) -> bool:
         """Take over what ``read`` found. Returns whether anything about the run changed."""
         before = (self.manifest, self.fault, self.missing_since)
         self.fault = None
@@ -95,8 +102,10 @@ class Run:
             if self.manifest is not None:
                 self.fault = str(outcome)
                 self.missing_since = now if self.missing_since is None else self.missing_since
-        elif isinstance(outcome, BucketError):
+        elif isinstance(outcome, Exception):
             self.fault = f"{type(outcome).__name__}: {outcome}"
+            if not self.gone(now):  # absent all the time, or it says nothing of a deletion
+                self.missing_since = None
         else:
             self.missing_since = None
             if outcome is not None:
@@ -149,12 +158,22 @@ class Run:
             return min(interval, EXPECTED_POLL_S)
         return interval
 
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """A client waits for a version while the block runs: look now, and often."""
+        self.waiting += 1
+        self.due_at = 0.0
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
     @property
     def running(self) -> bool:
         return self.manifest is not None and self.manifest.state is RunState.RUNNING
 
     def gone(self, now: float) -> bool:
-        """Whether the run was deleted from the bucket."""
+        """Whether the run was deleted from the bucket: absent for long, by every answer."""
         return self.missing_since is not None and now - self.missing_since > GONE_AFTER_S
 
     def demand(self, now: float) -> Demand | None:

@@ -119,8 +119,8 @@ class Shelf:
         """
         name = adapter_name(run_id, entry.version)
         held = self._held[name] = Held(run_id, entry.version, since=self._clock())
-        self._on_change()  # the claim is visible to the other processes before the files are used
         try:
+            self._on_change()  # the others see the claim before the files are used
             path = await self._blocking(lambda: self._cache.fetch(run_id, entry))
             fetched_at = self._clock()
             await self._loader.load(name, path, entry.probe)
@@ -173,9 +173,15 @@ class Shelf:
             # Given up before asking whether others hold it: of two processes that let go at the
             # same time, the second sees that it is the last one.
             del self._held[name]
-            self._on_change()
-            if self._group.held_elsewhere(name):
-                continue
+            try:
+                await self._let_go(name, held)
+            except BaseException:
+                self._held[name] = held  # else its slot and files would stay for ever
+                raise
+
+    async def _let_go(self, name: str, held: Held) -> None:
+        self._on_change()
+        if not self._group.held_elsewhere(name):
             await self._loader.remove(name)
             await self._blocking(partial(self._remove_files, name, held))
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import fnmatch
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -24,18 +23,15 @@ from adapter_bucket.layout import adapter_name
 from adapter_bucket.store import Store
 from vllm_bucket_lora import metrics
 from vllm_bucket_lora.acceptance import Served
+from vllm_bucket_lora.listing import ListingPace
 from vllm_bucket_lora.ports import Group, LoadRefused, ProbeFailed
-from vllm_bucket_lora.run import JITTER, Run, next_to_load
+from vllm_bucket_lora.run import Run, next_to_load
 from vllm_bucket_lora.shelf import Shelf
 from vllm_bucket_lora.sleep import SleepState, Turn
 from vllm_bucket_lora.slots import Admission, admit, retired
 
 logger = logging.getLogger(__name__)
 
-DISCOVER_S = 5.0
-"""Seconds between two listings of the runs."""
-EAGER_DISCOVER_S = 0.5
-"""The same while a client waits for a version of an unknown run."""
 LEAVING_TICK_S = 0.25
 """How often adapters on their way out are looked at."""
 FAULT_PAUSE_S = 1.0
@@ -70,9 +66,7 @@ class Watcher:
         self._on_change = on_change
         self._clock = clock
         self._woken = asyncio.Event()
-        self._next_listing_at = clock()
-        self._listed_at = clock()
-        self._strangers = 0
+        self._listing = ListingPace(clock)
         self._loading = asyncio.Lock()
         self.sleep = SleepState(group)
         self.runs: dict[str, Run] = {}
@@ -88,8 +82,7 @@ class Watcher:
         """Look at everything now."""
         for run in self.runs.values():
             run.due_at = 0.0
-        if self._strangers:
-            self._list_soon()
+        self._listing.hasten()
         self._woken.set()
 
     def nudge(self) -> None:
@@ -116,20 +109,9 @@ class Watcher:
     def expecting(self, run_id: str) -> Iterator[None]:
         """While a client waits for a version of the run, poll it eagerly, beginning now."""
         run = self.runs.get(run_id)
-        if run is None:
-            self._strangers += 1
-            self._list_soon()
-        else:
-            run.waiting += 1
-            run.due_at = 0.0
-        self._woken.set()
-        try:
+        with self._listing.stranger() if run is None else run.awaited():
+            self._woken.set()
             yield
-        finally:
-            if run is None:
-                self._strangers -= 1
-            else:
-                run.waiting -= 1
 
     async def run(self) -> None:
         """Follow the bucket until cancelled."""
@@ -140,8 +122,14 @@ class Watcher:
             except Exception as error:
                 # A bug must not silently end the following of all runs.
                 logger.exception("the watcher failed; it goes on in %.0f s", FAULT_PAUSE_S)
-                self._set_fault(f"{type(error).__name__}: {error}")
+                self._tell_fault(error)
                 await asyncio.sleep(FAULT_PAUSE_S)
+
+    def _tell_fault(self, error: Exception) -> None:
+        try:
+            self._set_fault(f"{type(error).__name__}: {error}")
+        except Exception:  # a disk too full to tell the other processes: it is in the log
+            logger.exception("the watcher's fault cannot be told to the other processes")
 
     async def step(self) -> bool:
         """Poll what is due, load at most one version, let go. Returns whether one was tried."""
@@ -168,7 +156,7 @@ class Watcher:
         return self.sleep.asleep
 
     async def _discover(self) -> None:
-        if self._clock() < self._next_listing_at:
+        if not self._listing.begin():
             return
         try:
             found = await self._blocking(lambda: discover_runs(self._store))
@@ -178,20 +166,26 @@ class Watcher:
             found = []
         else:
             self._set_fault(None)
-        now = self._listed_at = self._clock()
+            self._forget_unwritten(found)
+        self._listing.end()
+        now = self._clock()
         for run_id in found:
             if run_id not in self.runs and self.follows(run_id):
                 self.runs[run_id] = Run(run_id, RunReader(self._store, run_id), self._served, now)
                 logger.info("following run %s", run_id, extra=about(run_id))
-        interval = EAGER_DISCOVER_S if self._strangers else DISCOVER_S
-        self._next_listing_at = now + interval * (1 + JITTER * random.random())
+
+    def _forget_unwritten(self, found: list[str]) -> None:
+        """Drop runs that never had a manifest that could be believed, and left the listing."""
+        for run in list(self.runs.values()):
+            if run.manifest is None and not run.waiting and run.run_id not in found:
+                del self.runs[run.run_id]
+                self._on_change()
 
     async def _poll(self) -> None:
         for run in sorted(self.runs.values(), key=lambda run: -run.waiting):
             if run.due_at > self._clock():
                 continue
-            outcome = await self._blocking(run.read)
-            changed = run.absorb(outcome, now := self._clock())
+            changed = run.absorb(await self._blocking(run.read), now := self._clock())
             run.schedule(now, self._poll_s)
             metrics.POLL_FAULTS.inc(bool(run.fault))
             _tell(run)
@@ -243,8 +237,11 @@ class Watcher:
                 run.probe_failed.add(entry.version)
                 metrics.PROBE_FAILURES.inc()
             _tell(run)
-        except (BucketError, OSError) as error:
-            # Gone objects mean that the manifest has moved on; all else is worth a retry as well.
+        except Exception as error:
+            # Gone objects mean that the manifest has moved on; all else is worth a retry as well,
+            # and what nobody foresaw must not keep other versions from being loaded.
+            if not isinstance(error, BucketError | OSError):
+                logger.exception("loading %s failed in an unforeseen way", name)
             if isinstance(error, NotPublished):
                 run.due_at = 0.0
             reason = f"{type(error).__name__}: {error}"
@@ -269,7 +266,7 @@ class Watcher:
 
     async def _sleep(self) -> None:
         now = self._clock()
-        times = [self._next_listing_at, *(run.due_at for run in self.runs.values())]
+        times = [self._listing.next_at, *(run.due_at for run in self.runs.values())]
         # A retry that is due already was passed over by _choose: its run has no slots.
         retries = [r.due_at for run in self.runs.values() for r in run.retries.values()]
         times += [due_at for due_at in retries if due_at > now]
@@ -278,9 +275,6 @@ class Watcher:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(times) - now)):
                 await self._woken.wait()
-
-    def _list_soon(self) -> None:
-        self._next_listing_at = min(self._next_listing_at, self._listed_at + EAGER_DISCOVER_S)
 
     def _set_fault(self, fault: str | None) -> None:
         if fault == self.fault:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from vllm_bucket_lora import service, watcher
+from vllm_bucket_lora import listing, service
 
 settings.register_profile("plugin", max_examples=100, deadline=None, derandomize=True)
 settings.load_profile("plugin")
@@ -18,5 +18,5 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "DISCOVER_S", 0.02)
+    monkeypatch.setattr(listing, "DISCOVER_S", 0.02)
     monkeypatch.setattr(service, "UNPUBLISHED_WAIT_S", 0.05)

@@ -38,12 +38,16 @@ class FakeEngine:
     routable: set[str] = field(default_factory=set)
     in_use: dict[str, int] = field(default_factory=dict)
     refuse: dict[str, str] = field(default_factory=dict)
+    break_on: set[str] = field(default_factory=set)
+    """Names whose load fails in a way that no code foresees."""
     fail_probes: bool = False
 
     async def load(self, name: str, path: Path, probe: Probe | None) -> None:
         assert (path / "adapter_model.safetensors").is_file()
         if name in self.refuse:
             raise LoadRefused(self.refuse[name])
+        if name in self.break_on:
+            raise RuntimeError("nobody foresaw this")
         self.calls.append(f"load {name}")
         if probe is not None and self.fail_probes:
             raise ProbeFailed("its probe failed: token 2")
@@ -100,11 +104,12 @@ async def watching(
     grace_s: float = 0.0,
     poll_s: float = 0.01,
     request_wait_s: float = 0.2,
+    processes: int = 1,
 ) -> AsyncIterator[Bench]:
     """Run a watcher while the block runs."""
     store = store or MemoryStore()
     engine = FakeEngine()
-    group = ServerGroup(root, rank=0, count=1)
+    group = ServerGroup(root, rank=0, count=processes)
     service = Service(group, served=served, replica_id="r-1", request_wait_s=request_wait_s)
     with ThreadPoolExecutor(1) as executor:
         shelf = Shelf(

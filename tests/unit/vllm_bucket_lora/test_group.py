@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from adapter_bucket.manifest import RunState
 from vllm_bucket_lora.group import RunView, ServerGroup, ServerState
 from vllm_bucket_lora.slots import Admission
@@ -69,3 +71,15 @@ def test_a_single_process_writes_no_files(tmp_path: Path) -> None:
     alone.wake_others()
     assert alone.states() == [STATE]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_state_that_could_not_be_written_is_written_with_the_next_call(tmp_path: Path) -> None:
+    first, second = pair(tmp_path)
+    folder = tmp_path / "servers"
+    folder.rmdir()
+    with pytest.raises(OSError, match="No such file"):
+        first.publish(STATE)
+    assert first.states()[0] == STATE
+    folder.mkdir()
+    first.publish(STATE)
+    assert second.states() == [ServerState(), STATE]

@@ -11,6 +11,7 @@ from adapter_bucket.fetch import RunReader
 from adapter_bucket.layout import manifest_key
 from adapter_bucket.manifest import RunState
 from adapter_bucket.memory_store import MemoryStore
+from adapter_bucket.store import StoredObject
 from tests.unit.vllm_bucket_lora.bucket import SERVED, claim, publish
 from vllm_bucket_lora.run import ENDED_POLL_S, FAULTY_AFTER, GONE_AFTER_S, QUIET_POLL_S, Run
 
@@ -93,6 +94,27 @@ def test_a_manifest_that_vanishes_briefly_changes_nothing() -> None:
     run.absorb(run.read(), 10.0)
     assert run.demand(11.0) is not None
     assert run.demand(11.0 + GONE_AFTER_S) is None
+
+
+def test_an_outage_after_a_brief_hole_is_no_deletion() -> None:
+    store = MemoryStore()
+    publish(claim(store), 1)
+    run = follow(store)
+    kept = store.get(manifest_key("run-a"))
+    store.delete([manifest_key("run-a")])
+    run.absorb(run.read(), 10.0)
+    run.absorb(StoreUnavailable("timed out"), 11.0)
+    assert run.demand(20.0 + GONE_AFTER_S) is not None
+    run.absorb(run.read(), 21.0 + GONE_AFTER_S)
+    assert run.demand(22.0 + GONE_AFTER_S) is not None
+    run.absorb(run.read(), 23.0 + 2 * GONE_AFTER_S)
+    assert run.demand(23.0 + 2 * GONE_AFTER_S) is None
+    run.absorb(StoreUnavailable("timed out"), 24.0 + 2 * GONE_AFTER_S)
+    assert run.demand(24.0 + 2 * GONE_AFTER_S) is None  # it does not come back by an outage
+    assert isinstance(kept, StoredObject)
+    store.create(manifest_key("run-a"), kept.data)
+    run.absorb(run.read(), 25.0 + 2 * GONE_AFTER_S)
+    assert run.demand(25.0 + 2 * GONE_AFTER_S) is not None
 
 
 def test_a_fault_of_the_store_is_kept_until_the_next_good_answer() -> None:

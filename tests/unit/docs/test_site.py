@@ -42,6 +42,14 @@ def test_every_decision_is_listed(site: Path) -> None:
         assert f'href="{path.with_suffix(".html").name}"' in shown, path.name
 
 
+def test_every_page_is_two_hops_from_the_readme() -> None:
+    start = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+    text = "".join(page.read_text(encoding="utf-8") for page in start)
+    assert "docs/index.md" in start[0].read_text(encoding="utf-8")
+    pages = (ROOT / "docs").glob("*.md")
+    assert not [page.name for page in pages if f"{page.name})" not in text]
+
+
 def test_diagrams_are_what_their_source_draws() -> None:
     for name, draw in DIAGRAMS.items():
         committed = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")

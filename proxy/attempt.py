@@ -33,7 +33,7 @@ class Attempt:
     """Its answer is passed on even if it is busy: there is no other to ask."""
     asked: float
     """When; by ``time.perf_counter``, as ``headed``."""
-    work: float
+    work: float = 0.0
     """What it added to the replica's outstanding work."""
     headed: float = 0.0
     status: int = 0

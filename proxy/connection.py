@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         self.error = None
         self._overhead_bytes = 0
         self._got_bytes = False
-        self._until_close = True
+        self._framed = False
         self._chunks: list[bytes] = []
         self._buffered = 0
 
@@ -245,8 +245,6 @@ class Connection(asyncio.Protocol):
         cause = f" ({exc})" if exc is not None else ""
         if not self._got_bytes:
             self._set_error(NoResponse(f"{self.peer}: closed before the first byte{cause}"))
-        elif self.head_done and self._until_close and exc is None and self.error is None:
-            self._finish()
         else:
             self._set_error(BodyCut(f"{self.peer}: closed inside the answer{cause}"))
         self._listener()
@@ -262,7 +260,7 @@ class Connection(asyncio.Protocol):
             return  # trailers are dropped: no field of a generation is carried there
         name = name.lower()
         if name == b"content-length" or name == b"transfer-encoding":
-            self._until_close = False
+            self._framed = True
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -271,8 +269,13 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self.headers = []
-            self._until_close = True
+            self._framed = False
             return  # interim answer; the final one follows
+        if not 200 <= status < 600:
+            self._set_error(ProtocolFault(f"{self.peer}: answered with status {status}"))
+        elif not self._framed and status not in (204, 304):
+            # Its end would be that of the connection, and so would be that of a part of it.
+            self._set_error(ProtocolFault(f"{self.peer}: answered without saying how long"))
         self.status = status
         self.head_done = True
 

@@ -117,8 +117,8 @@ class Generation:
         )
         # Counted now that it is on its way: to note a new prompt takes as long as to decide.
         replica.begin(request.model)
-        work = forwarder.router.begin(choice, request.prompt)
-        self._attempt = Attempt(choice, exchange, last=not others, asked=asked, work=work)
+        self._attempt = attempt = Attempt(choice, exchange, last=not others, asked=asked)
+        attempt.work = forwarder.router.begin(choice, request.prompt)
 
     # --- what the exchange calls ---
 

@@ -15,6 +15,11 @@ from bucket_lora_proxy.errors import ApiError, ClientGone, ErrorType, Headers
 EXPECTED_DECODE_TOKENS = 512
 """What a completion is taken to need where its limit allows more: most end long before it."""
 
+MAX_COMPLETIONS = 16_384
+"""Completions of one request that are counted: vLLM refuses more. A replica's load is a float, and
+a number that is not small beside 2**53 would take the rest of the load with it when it is taken
+off again."""
+
 
 class Envelope(BaseModel):
     """What the proxy reads of a generation request; the body itself is forwarded byte for byte.
@@ -66,15 +71,15 @@ class RoutingFields(NamedTuple):
 def read_fields(body: bytes) -> RoutingFields:
     """Read a request body without building its prompt.
 
-    What the strict parser does not take (a NaN, a number in quotes) is left to the lenient one, so
-    that it decides what is refused.
+    What the strict parser does not take (a NaN, a number in quotes, a thousand lists inside each
+    other) is left to the lenient one, so that it decides what is refused.
 
     Raises:
         ApiError: as ``read_envelope``.
     """
     try:
         fields = _FIELDS.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         envelope = read_envelope(body)
         content = to_json(envelope.content(), inf_nan_mode="constants")
         return RoutingFields(envelope.model, content, envelope.decode_tokens())
@@ -87,7 +92,7 @@ def read_fields(body: bytes) -> RoutingFields:
 
 def _decode_tokens(limit: int | None, completions: int | None) -> int:
     expected = min(limit or EXPECTED_DECODE_TOKENS, EXPECTED_DECODE_TOKENS)
-    return max(0, expected) * max(1, completions or 1)
+    return max(0, expected) * min(max(1, completions or 1), MAX_COMPLETIONS)
 
 
 def read_envelope(body: bytes) -> Envelope:

@@ -10,6 +10,7 @@ import pytest
 from bucket_lora_proxy.guard import MAX_HEAD_BYTES, GuardedProtocol
 from tests.proxy.proxy_harness import ANSWER_S, Harness, Proxy
 from tests.proxy.stand_in import StandIn
+from tests.proxy.wire import Received, answer_json
 
 pytestmark = pytest.mark.anyio
 
@@ -179,6 +180,29 @@ async def test_a_head_that_never_ends_is_closed(
         await asyncio.sleep(0.5)
         await client.send("GET", "/health")
         assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize("count", [10**17, 10**300, 10**400])
+async def test_no_number_of_completions_upsets_the_count_of_the_load(
+    harness: Harness, count: int
+) -> None:
+    asked, release = asyncio.Event(), asyncio.Event()
+
+    async def hold_the_first(received: Received, writer: asyncio.StreamWriter) -> None:
+        if "n" not in received.json():
+            asked.set()
+            await release.wait()
+        await answer_json(writer, {})
+
+    replica = await harness.replica(StandIn(ready={"run-v1"}, behaviour=hold_the_first))
+    proxy = await harness.proxy(replica)
+    first = asyncio.create_task(proxy.generate("run-v1"))
+    await asked.wait()
+    assert (await proxy.generate("run-v1", n=count)).status == 200
+    release.set()
+    assert (await first).status == 200
+    assert (proxy.in_flight(), proxy.outstanding()) == ([0], [0.0])
+    assert proxy.deps.fleet.replicas[0].data.active == set()
 
 
 async def test_hostile_names_do_no_harm(harness: Harness) -> None:

@@ -175,6 +175,9 @@ async def test_the_client_sees_one_framing_whatever_the_replica_uses(
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 9\r\n\r\nshort",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\nshort\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: 1\n\n",
+        b"HTTP/1.1 799 Odd\r\ncontent-length: 5\r\n\r\nwhole",
     ],
 )
 async def test_an_answer_that_is_not_whole_becomes_an_error_and_never_a_short_answer(
@@ -209,7 +212,14 @@ async def test_large_bodies_pass_in_both_directions(harness: Harness) -> None:
     assert answer.body == body
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"\xff", b'{"model": 5}', b"{}{}"])
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{", b'"x"', b"\xff", b'{"model": 5}', b"{}{}", b'{"x": %b}' % DEEP, DEEP],
+    ids=lambda body: repr(body[:16]),
+)
 async def test_a_body_that_is_no_request_is_refused_and_the_connection_kept(
     harness: Harness, body: bytes
 ) -> None:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,11 +31,11 @@ def anyio_backend() -> str:
 
 
 async def start(
-    port: int, replica: str, program: str, *, wait_s: str = "30"
+    port: int, replica: str, program: str, *flags: str, wait_s: str = "30"
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trl_async_bucket.launch", "with-proxy", "--port", str(port),
-        "--wait-s", wait_s, "--replica", replica, "--", sys.executable, "-c", program,
+        "--wait-s", wait_s, "--replica", replica, *flags, "--", sys.executable, "-c", program,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
@@ -84,6 +85,18 @@ async def test_no_healthy_replica_is_an_error_and_the_command_is_not_started() -
     assert code == PROXY_LOST
     assert "started" not in output
     assert "no replica was healthy within 2 s (--wait-s)" in errors
+
+
+async def test_a_token_that_only_the_proxy_knows_is_an_error_at_once(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-of-the-proxy")
+    nobody = f"http://127.0.0.1:{free_port()}"
+    process = await start(free_port(), nobody, "print('started')", "--token-file", str(tokens))
+    code, output, errors = await ended(process)
+    assert code == PROXY_LOST
+    assert "started" not in output
+    assert "leave out --token-file" in errors
+    assert "no replica was healthy" not in errors
 
 
 async def test_a_proxy_that_cannot_start_is_an_error() -> None:

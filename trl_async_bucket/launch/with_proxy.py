@@ -124,13 +124,19 @@ class ProxiedCommand:
                 return "stopped by a signal before the command was started"
             if proxy.poll() is not None:
                 return f"bucket-lora-proxy ended with code {proxy.returncode}; its words are above"
-            healthy, answer = self._ask()
-            if healthy:
+            status, answer = self._ask()
+            if status == 200:
                 return None
+            if status == 401:  # it will not be another one later
+                return (
+                    "the proxy asks for a token that this command does not know: on 127.0.0.1 it "
+                    "needs none, so leave out --token-file, or set BUCKET_LORA_PROXY_TOKEN instead"
+                )
             time.sleep(POLL_S)
         return f"no replica was healthy within {self._wait_s:g} s (--wait-s): {answer}"
 
-    def _ask(self) -> tuple[bool, str]:
+    def _ask(self) -> tuple[int, str]:
+        """Status and text of the proxy's ``/health``; status 0 without an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
         token = os.environ.get("BUCKET_LORA_PROXY_TOKEN", "").split()
         headers = {"Authorization": f"Bearer {token[0]}"} if token else {}
@@ -138,9 +144,9 @@ class ProxiedCommand:
             connection.request("GET", "/health", headers=headers)
             answer = connection.getresponse()
             text = answer.read(2000).decode(errors="replace").strip()
-            return answer.status == 200, text
+            return answer.status, text
         except OSError as error:
-            return False, str(error)
+            return 0, str(error)
         finally:
             connection.close()
 

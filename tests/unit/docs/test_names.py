@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.unit.docs.conftest import ROOT
+from trl_async_bucket.compat.seam import TESTED_TRL
 from trl_async_bucket.config import BucketSyncFields
 
 CODE = "\n".join(
@@ -40,6 +41,20 @@ def test_names_in_the_pages_are_in_the_code(pattern: str) -> None:
     assert found
     unknown = [(name, page) for name, page in found if name not in CODE]
     assert not unknown, f"no code knows these names: {sorted(unknown)}"
+
+
+def test_tested_releases_are_the_same_everywhere() -> None:
+    for page, mark in (("README.md", "Tested versions: TRL "), ("compatibility.md", "| TRL | "),
+                       ("upstream.md", "tested range: ")):  # fmt: skip
+        text = PAGES[page].partition(mark)[2][:40]
+        assert tuple(re.findall(r"\d+\.\d+\.\d+", text))[:3] == TESTED_TRL, page
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"TRL_RELEASES={','.join(TESTED_TRL)} " in makefile
+    tried = re.findall(r"^\| (0\.\d+\.\d+) \| passed", PAGES["plugin.md"], re.M)
+    (row,) = re.findall(r"^\| vLLM \| ([^|]*) \|", PAGES["compatibility.md"], re.M)
+    assert len(tried) > 2
+    assert row.split(", ") == sorted(tried)
+    assert f"vLLM {min(tried)} to {max(tried)}" in PAGES["README.md"]
 
 
 def test_fields_of_the_trainers_in_the_pages_exist() -> None:

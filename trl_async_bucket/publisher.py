@@ -64,7 +64,7 @@ class Publisher:
         self._passed: Snapshot | None = None
         """The newest snapshot, if it was passed over."""
         self._error: BaseException | None = None
-        self._stopping = self._aborted = self._hurried = False
+        self._stopping = self._aborted = self._hurried = self._writing = False
         self._submitted_version = self._committed_version = self._ready_version = 0
         self._skipped = self._passed_over = 0
         self._records: list[SyncRecord] = []
@@ -197,11 +197,12 @@ class Publisher:
         """Stop the thread.
 
         Args:
-            drain: Publish what is pending first; otherwise drop it.
+            drain: Publish what is pending first; otherwise drop it, and only see an upload out: the
+                thread may still wait for a replica's answer, but writes no more.
             timeout_s: How long to wait for the thread.
 
         Raises:
-            StoreUnavailable: the thread did not end in time.
+            StoreUnavailable: the thread did not end in time, or still writes.
             Exception: what stopped the publisher, if ``drain``.
         """
         with self._changed:
@@ -210,11 +211,14 @@ class Publisher:
             if not drain:
                 self._pending = None
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+            if not drain:
+                self._changed.wait_for(lambda: not self._writing, timeout=timeout_s)
+                busy = self._writing
         if drain:
-            with self._changed:
-                self._raise_error()
-        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+            self.check()
+            busy = self._thread.is_alive()
+        if busy:
             raise StoreUnavailable(
                 f"the publisher did not end within {timeout_s:.0f} s; the newest ready version is "
                 f"{self._ready_version}"
@@ -232,18 +236,16 @@ class Publisher:
                     self._publish_again()  # nothing newer follows
                 if self._pending is None:
                     return
-                active, self._pending = self._pending, None
+                active, self._pending, self._writing = self._pending, None, True
             try:
                 record = self._sync(active)
             except BaseException as error:  # the thread's boundary: raised again in the trainer
                 logger.error(
-                    "publishing version %d failed: %s",
-                    active.version,
-                    error,
+                    "publishing version %d failed: %s", active.version, error,
                     extra=about(version=active.version),
-                )
+                )  # fmt: skip
                 with self._changed:
-                    self._error = error
+                    self._error, self._writing = error, False
                     self._changed.notify_all()
                 return
             with self._changed:
@@ -266,7 +268,7 @@ class Publisher:
         )
         if waited is Waited.PASSED_OVER:
             self._pass_over(snapshot)
-        if waited is not Waited.READY:
+        if waited is not Waited.READY or self._aborted:
             return None
         ready_at = self._clock()
         ready_s = ready_at - snapshot.taken_at
@@ -292,7 +294,7 @@ class Publisher:
             pause=self._pause,
         )
         with self._changed:
-            self._committed_version = snapshot.version
+            self._committed_version, self._writing = snapshot.version, False
             self._changed.notify_all()
 
     def _pause(self, seconds: float) -> None:

@@ -7,6 +7,7 @@ trainer can drive it.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -68,12 +69,11 @@ class BucketSync:
         self._settings = settings
         self._on_ready = on_ready
         self._base_model = base_model_ref(model, settings.base_model)
+        own = f".{adapter}."
         self._adapter_config = portable_config(
             model.peft_config[adapter],
             module_names=[
-                name
-                for name, _ in model.named_parameters()
-                if ".lora_" in name and adapter in name.rpartition(".lora_")[2].split(".")
+                n for n, _ in model.named_parameters() if own in n.partition(".lora_")[2]
             ],
             base_model=self._base_model.id,
         )
@@ -90,6 +90,7 @@ class BucketSync:
         self._publisher: Publisher | None = None
         self._taken_version = 0
         self._trained = False
+        self._ending = threading.Lock()  # held by the trainer or the deadline's thread
 
     @property
     def running(self) -> bool:
@@ -240,11 +241,13 @@ class BucketSync:
 
     def finish(self) -> None:
         """Publish what is pending, then mark the run finished."""
-        writer, publisher = self._running()
+        _, publisher = self._running()
         # Twice: one version may be under way and one waiting, each with a limit of its own.
         publisher.close(drain=True, timeout_s=2 * self._settings.timeout_s)
-        writer.close(RunState.FINISHED)
-        self._writer = None
+        with self._ending:
+            writer, _ = self._running()  # not if it was interrupted meanwhile, and so not drained
+            writer.close(RunState.FINISHED)
+            self._writer = None
 
     def publish_pending(self, timeout_s: float) -> bool:
         """Before an early end: publish the newest snapshot, without waiting for readiness.
@@ -255,18 +258,20 @@ class BucketSync:
         return self._publisher is None or self._publisher.flush(timeout_s)
 
     def interrupt(self) -> None:
-        """Stop without draining and mark the run interrupted. Does nothing if it is not running.
+        """Stop without draining and mark the run interrupted, if it is running. Thread-safe: when
+        it returns the run is closed, whoever closed it.
 
         Raises:
             StoreUnavailable: an upload did not end within ``INTERRUPT_WAIT_S``: the writer is busy
                 and the run stays marked running.
         """
-        if self._writer is None or self._publisher is None:
-            return
-        writer, self._writer = self._writer, None
-        # The writer belongs to the publisher's thread until that has ended.
-        self._publisher.close(drain=False, timeout_s=INTERRUPT_WAIT_S)
-        writer.close(RunState.INTERRUPTED)
+        with self._ending:
+            if self._writer is None or self._publisher is None:
+                return
+            writer, self._writer = self._writer, None
+            # The writer belongs to the publisher's thread until that writes no more.
+            self._publisher.close(drain=False, timeout_s=INTERRUPT_WAIT_S)
+            writer.close(RunState.INTERRUPTED)
 
     def _running(self) -> tuple[RunWriter, Publisher]:
         if self._writer is None or self._publisher is None:

@@ -166,6 +166,23 @@ def test_an_upload_that_does_not_end_is_named_when_closing(world: World) -> None
         publisher.close(drain=False, timeout_s=0.1)
 
 
+def test_a_replica_that_does_not_answer_holds_no_interrupted_publisher(world: World) -> None:
+    """A status call to a machine that is gone lasts for its whole timeout."""
+    world.may_publish.clear()
+    answered = threading.Event()
+    world.wait_ready = lambda *_: answered.wait(WAIT_S)  # type: ignore[method-assign]
+    publisher = world.start()
+    submit(publisher, 1)
+    assert world.publishing.wait(WAIT_S)
+    world.may_publish.set()
+    assert publisher.flush(WAIT_S)
+    publisher.close(drain=False, timeout_s=0.5)
+    answered.set()
+    publisher._thread.join(WAIT_S)
+    assert world.published == [1]
+    assert world.ready == []
+
+
 def test_flush_publishes_the_newest_and_waits_for_no_replica(world: World) -> None:
     world.may_be_ready.clear()
     publisher = world.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from adapter_bucket.errors import ConfigError, FencedError, NotPublished
 from adapter_bucket.fetch import RunReader, fetch_version
 from adapter_bucket.manifest import Manifest, RunState
+from adapter_bucket.publish import RunWriter
 from adapter_bucket.ready_policy import ANY
 from adapter_bucket.stores import open_store
 from tests.unit.trl_async_bucket.models import (
@@ -142,6 +144,33 @@ def test_an_interrupted_run_says_so_and_can_be_taken_up(
     sync.interrupt()  # a second time does nothing
     assert read_manifest(server).state is RunState.INTERRUPTED
     make_sync(server, model, tmp_path).start()
+
+
+@pytest.mark.parametrize("first", ["interrupt", "finish"])
+def test_who_ends_a_run_second_returns_when_it_is_ended(
+    server: StatusServer, tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a SIGTERM the trainer and the deadline's thread may meet: the process ends then."""
+    closing = threading.Event()
+    close = RunWriter.close
+
+    def slow_close(writer: RunWriter, state: RunState) -> None:
+        closing.set()
+        time.sleep(0.5)
+        close(writer, state)
+
+    monkeypatch.setattr(RunWriter, "close", slow_close)
+    model = tiny_peft_model()
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    publish(sync, 1, model)
+    thread = threading.Thread(target=getattr(sync, first))
+    thread.start()
+    assert closing.wait(20)
+    sync.interrupt()
+    expected = {"interrupt": RunState.INTERRUPTED, "finish": RunState.FINISHED}
+    assert read_manifest(server).state is expected[first]
+    thread.join()
 
 
 def test_a_running_run_is_not_taken_without_being_asked_to(

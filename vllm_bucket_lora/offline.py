@@ -25,6 +25,7 @@ from adapter_bucket.store import Store
 from adapter_bucket.stores import open_store
 from vllm_bucket_lora.acceptance import Served, run_fault, version_fault
 from vllm_bucket_lora.cache import VersionCache
+from vllm_bucket_lora.names import Names, reused_fault
 from vllm_bucket_lora.ports import LoadRefused
 from vllm_bucket_lora.session import create_session, remove_session
 
@@ -62,6 +63,7 @@ class Follower:
             cache_dir: Where files go; memory if the machine offers it.
         """
         self._reader = RunReader(store, run_id)
+        self._names = Names()
         self._run_id = run_id
         self._served = served
         self._add = add
@@ -151,7 +153,11 @@ class Follower:
     def _newest_entry(self, manifest: Manifest) -> VersionEntry:
         if fault := run_fault(manifest, self._served):
             raise ConfigError(f"run {self._run_id!r} does not fit: {fault}")
-        return manifest.versions[-1]
+        entry = manifest.versions[-1]
+        if entry.version in self._names.learn(manifest):
+            fault = reused_fault(self._run_id, entry.version)
+            raise ConfigError(f"{self._name(entry)} cannot be served: {fault}")
+        return entry
 
     def _name(self, entry: VersionEntry) -> str:
         return adapter_name(self._run_id, entry.version)

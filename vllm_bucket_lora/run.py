@@ -17,6 +17,7 @@ from adapter_bucket.fetch import RunReader
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import Manifest, RunState, VersionEntry
 from vllm_bucket_lora.acceptance import Served, run_fault, version_fault
+from vllm_bucket_lora.names import Names, reused_fault
 from vllm_bucket_lora.slots import Demand, to_load
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Run:
     served: Served
     first_seen_at: float
     random: Callable[[], float] = random.random
+    names: Names = field(default_factory=Names)
     manifest: Manifest | None = None
     changed_at: float = 0.0
     gap_s: float = 0.0
@@ -81,6 +83,8 @@ class Run:
     """Versions that will never be served here."""
     probe_failed: set[int] = field(default_factory=set)
     """Those of them whose probe failed."""
+    reused: set[int] = field(default_factory=set)
+    """Versions of the manifest whose names have stood for other bytes."""
     retries: dict[int, Retry] = field(default_factory=dict)
     _told: set[tuple[int | None, str]] = field(default_factory=set)
 
@@ -122,9 +126,19 @@ class Run:
         self.refused = {v: why for v, why in self.refused.items() if v in numbers}
         self.probe_failed &= numbers
         self.retries = {v: retry for v, retry in self.retries.items() if v in numbers}
+        self.reused = self.names.learn(manifest)
+        self.probe_failed -= self.reused  # or they would be tried again with those
         for entry in manifest.window_versions():
-            if entry.version not in self.refused and (why := version_fault(entry, self.served)):
-                self.refused[entry.version] = why
+            version = entry.version
+            if version in self.reused:
+                self.refused[version] = reused_fault(self.run_id, version)
+            elif version not in self.refused and (why := version_fault(entry, self.served)):
+                self.refused[version] = why
+
+    def disowned(self, ready: Iterable[int]) -> list[int]:
+        """Those of the ready versions that are not what the run means by their names."""
+        latest = self.manifest.latest if self.manifest else 0
+        return [version for version in ready if version in self.reused or version > latest]
 
     def untold(self) -> list[tuple[int | None, str]]:
         """What is wrong with the run (``None``) or a version, if it was not given before."""

@@ -24,6 +24,7 @@ from adapter_bucket.store import Store
 from vllm_bucket_lora import metrics
 from vllm_bucket_lora.acceptance import Served
 from vllm_bucket_lora.listing import ListingPace
+from vllm_bucket_lora.names import Names
 from vllm_bucket_lora.ports import Group, LoadRefused, ProbeFailed
 from vllm_bucket_lora.run import Run, next_to_load
 from vllm_bucket_lora.shelf import Shelf
@@ -67,6 +68,7 @@ class Watcher:
         self._clock = clock
         self._woken = asyncio.Event()
         self._listing = ListingPace(clock)
+        self._names: dict[str, Names] = {}
         self._loading = asyncio.Lock()
         self.sleep = SleepState(group)
         self.runs: dict[str, Run] = {}
@@ -171,7 +173,9 @@ class Watcher:
         now = self._clock()
         for run_id in found:
             if run_id not in self.runs and self.follows(run_id):
-                self.runs[run_id] = Run(run_id, RunReader(self._store, run_id), self._served, now)
+                names = self._names.setdefault(run_id, Names())
+                reader = RunReader(self._store, run_id)
+                self.runs[run_id] = Run(run_id, reader, self._served, now, names=names)
                 logger.info("following run %s", run_id, extra=about(run_id))
 
     def _forget_unwritten(self, found: list[str]) -> None:
@@ -187,6 +191,8 @@ class Watcher:
                 continue
             changed = run.absorb(await self._blocking(run.read), now := self._clock())
             run.schedule(now, self._poll_s)
+            for version in run.disowned(self._shelf.ready(run.run_id)):
+                await self._shelf.retire(run.run_id, version)  # before anybody is told of the new
             metrics.POLL_FAULTS.inc(bool(run.fault))
             _tell(run)
             if run.gone(now) and run.run_id not in self._shelf.runs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,12 +107,13 @@ class PreemptibleRun(CheckpointedRun):
         if watch is None or self._bucket_stopped:
             return
         self._bucket_stopped = True
-        try:
-            if self._bucket_syncs:  # else the policy is as it was, in the bucket too
-                self._snapshot_last()
-                self._save_last(watch)
-        except Exception as error:  # the process ends in any case; what can be saved is
-            logger.error("SIGTERM: %s", error)
+        if self._bucket_syncs:  # else the policy is as it was, in the bucket too
+            for part in (self._snapshot_last, partial(self._save_last, watch)):
+                try:
+                    with all_ranks("saving on SIGTERM"):  # each part has collectives of its own
+                        part()
+                except Exception as error:  # the process ends in any case; what can be saved is
+                    logger.error("SIGTERM: %s", error)
         # The others wait for rank 0: a launcher that sees one rank end signals the rest again.
         with all_ranks("stopping on SIGTERM"):
             if self._bucket is not None:

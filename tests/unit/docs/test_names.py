@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,32 @@ def test_names_in_the_pages_are_in_the_code(pattern: str) -> None:
     assert found
     unknown = [(name, page) for name, page in found if name not in CODE]
     assert not unknown, f"no code knows these names: {sorted(unknown)}"
+
+
+def test_files_and_programs_in_the_pages_exist() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.md"),
+             ROOT / "examples" / "README.md"]  # fmt: skip
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    folders = "tests|benchmarks|scripts|deploy|docs|examples|demo|proxy"
+    packages = "adapter_bucket|trl_async_bucket|vllm_bucket_lora"
+    files = set(re.findall(rf"`((?:{folders}|{packages})/[\w./@-]+)`", text))
+    assert len(files) > 30
+    assert not [name for name in files if not (ROOT / name).exists()]
+    programs = set(re.findall(rf"python -m ((?:{folders}|{packages})[\w.]*\w)", text))
+    assert len(programs) > 15
+    paths = [ROOT / name.replace(".", "/") for name in programs]
+    assert not [p for p in paths if not (p.with_suffix(".py").exists() or p.is_dir())]
+
+
+def test_metrics_of_trl_in_the_pages_are_trls() -> None:
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "experimental" / "async_grpo"
+    source = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    found = named(r"`((?:perf|sample|rollout)/[a-z_]+)`")
+    assert len(found) > 4
+    assert not [(name, page) for name, page in found if f'"{name}"' not in source]
 
 
 def test_tested_releases_are_the_same_everywhere() -> None:

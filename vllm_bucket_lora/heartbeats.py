@@ -33,7 +33,8 @@ INTERVAL_S = 15.0
 SETTLE_S = 1.0
 """Least seconds between two heartbeats, so that a burst of versions costs one write."""
 DENIED_PAUSE_S = 600.0
-"""After a refusal for want of permission: somebody may grant it."""
+"""After a refusal for want of permission: somebody may grant it. Only until the first heartbeat was
+written: from then on it is no read-only bucket, and a silent server is one that nobody asks."""
 GOODBYE_S = 2.0
 """Longest delay of the server's end by taking its heartbeats back."""
 
@@ -67,6 +68,7 @@ class Heart:
         self._sending: Future[None] | None = None
         self._tidied = False
         self._denied_until = 0.0
+        self._may_write = False
         self._news = asyncio.Event()
         self._last_said: object = None
         self.fault: str | None = None
@@ -86,7 +88,10 @@ class Heart:
         """Write heartbeats until cancelled, then take them back."""
         try:
             while True:
-                await self.write()
+                try:
+                    await self.write()
+                except Exception as error:  # whatever it was: the next one may pass
+                    self._note(error)
                 await asyncio.sleep(self._settle_s)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, self._interval_s - self._settle_s)):
@@ -109,17 +114,24 @@ class Heart:
         try:
             if set(current) - self._alive:  # before there is one that nobody would take back
                 self._alive.update(current)
-                self._note_alive(self._alive)
+                self._write_down(self._alive)
             self._sending = self._executor.submit(self._send, beats, ended)
             await asyncio.wrap_future(self._sending)
         except BucketError as error:
             self._note(error)
         else:
             self.fault = None
+            self._may_write = True
             self._alive = set(current)
         if not self._tidied:
             self._tidied = True
             await loop.run_in_executor(self._executor, self._tidy)
+
+    def _write_down(self, alive: Iterable[str | None]) -> None:
+        try:
+            self._note_alive(alive)
+        except OSError as error:  # rather one that has to expire than a server that nobody finds
+            logger.warning("heartbeats are not noted for the server's end: %s", error)
 
     def _tidy(self) -> None:
         try:
@@ -146,12 +158,13 @@ class Heart:
             status=status.model_copy(update={"runs": own, "ready": ready}),
         )
 
-    def _note(self, error: BucketError) -> None:
+    def _note(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
         if text != self.fault:
-            logger.warning("no heartbeat: %s", text)
+            unforeseen = None if isinstance(error, BucketError) else error
+            logger.warning("no heartbeat: %s", text, exc_info=unforeseen)
         self.fault = text
-        if isinstance(error, StoreDenied):
+        if isinstance(error, StoreDenied) and not self._may_write:
             self._denied_until = time.monotonic() + DENIED_PAUSE_S
 
     def _say_goodbye(self) -> None:
@@ -162,7 +175,7 @@ class Heart:
                 wait([self._sending])
             try:
                 self._send([], self._alive)
-                self._note_alive(set())
+                self._write_down(set())
             except BucketError as error:
                 logger.warning("heartbeats stay until they expire: %s", error)
 

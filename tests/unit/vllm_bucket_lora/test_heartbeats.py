@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -46,7 +47,12 @@ class Server:
 
 
 @asynccontextmanager
-async def beating(store: MemoryStore, server: Server, interval_s: float) -> AsyncIterator[Heart]:
+async def beating(
+    store: MemoryStore,
+    server: Server,
+    interval_s: float,
+    note: Callable[[Iterable[str | None]], None] = lambda alive: None,
+) -> AsyncIterator[Heart]:
     with ThreadPoolExecutor(1) as executor:
         heart = Heart(
             store,
@@ -54,6 +60,7 @@ async def beating(store: MemoryStore, server: Server, interval_s: float) -> Asyn
             url="http://10.0.0.1:8000",
             status=lambda: server.now,
             executor=executor,
+            note=note,
             interval_s=interval_s,
             settle_s=0.01,
         )
@@ -166,6 +173,46 @@ async def test_a_read_only_bucket_is_asked_once_and_reported() -> None:
         await asyncio.sleep(0.1)
         assert store.writes == 1
         assert "s3:PutObject" in str(heart.fault)
+
+
+async def test_one_refusal_after_others_were_written_silences_nobody() -> None:
+    refused: list[str] = []
+
+    def refuse_once(phase: Literal["before", "after"], call: str, key: str) -> None:
+        if phase == "before" and call == "overwrite" and not refused:
+            refused.append(key)
+            raise StoreDenied("403, this once")
+
+    store, server = MemoryStore(), Server()
+    reader = HeartbeatReader(store, "run")
+    async with beating(store, server, interval_s=0.03) as heart:
+        await until(lambda: "r-1" in reader.poll())
+        store.hook = refuse_once
+        await until(lambda: bool(refused))
+        sequence = reader.poll()["r-1"].heartbeat.sequence
+        await until(lambda: reader.poll()["r-1"].heartbeat.sequence > sequence)
+        await until(lambda: heart.fault is None)
+
+
+async def test_a_full_disk_and_what_nobody_foresaw_end_no_heartbeats(tmp_path: Path) -> None:
+    failed: list[str] = []
+
+    def fail_once(phase: Literal["before", "after"], call: str, key: str) -> None:
+        if phase == "before" and call == "scan":
+            failed.append(key)
+            raise RuntimeError("nobody foresaw this")
+
+    store, server = MemoryStore(hook=fail_once), Server()
+    reader = HeartbeatReader(store, "run")
+
+    def note(alive: Iterable[str | None]) -> None:  # into a directory that is not there
+        runs = list(alive)
+        note_heartbeats(tmp_path / "gone", Note(url="memory://", replica_id="r-1", runs=runs))
+
+    async with beating(store, server, interval_s=0.03, note=note):
+        await until(lambda: any(s.heartbeat.sequence > 3 for s in reader.poll().values()))
+        assert failed
+    assert reader.poll() == {}
 
 
 async def test_what_a_killed_process_left_is_taken_back_from_its_note(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def ready(results: Results) -> str:
     far = [r for r in rows if r["floor, ms"]]
     over = [r["publish → ready, ms"] - r["floor, ms"] for r in far]
     answer = (
-        f"With the hint {span(local, ' ms')} on one machine; over a line, what its round trips and "
-        f"bytes take plus {span(over, ' ms')}."
+        f"While a trainer waits for it {span(local, ' ms')} on one machine; over a line, what its "
+        f"round trips and bytes take plus {span(over, ' ms')}."
     )
     goal = Goal(
         "at most three round trips, the bytes at the line's speed (up and down) and 100 ms",
@@ -121,7 +121,7 @@ def ready(results: Results) -> str:
             "run is followed: with several, a version may wait for another one's download.",
             table(list(rows[0]), rows),
             "![Phases from publish to ready](images/bench-ready.svg)",
-            f"Without the hint, three replicas that look every {polls} s, versions at random "
+            f"While nobody waits, three replicas that look every {polls} s, versions at random "
             "times:",
             table(list(polled.rows[0]), polled.rows),
             "Round trips that one request takes on an open connection, with what the server and "

@@ -126,6 +126,7 @@ class ClientConnection(GuardedProtocol):
             self._go_on()
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         cycle = self.cycle
         if not isinstance(cycle, Cycle):
             super().on_body(body)

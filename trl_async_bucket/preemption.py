@@ -32,6 +32,10 @@ LAST_MAX_S = 5.0
 trainer comes to no step boundary before."""
 
 
+TELL_S = 1.0
+"""Longest time that a line of the log may take from the grace time."""
+
+
 class Preempted(SystemExit):
     """Ends training after a SIGTERM, and the process with 128 + 15 unless somebody catches it.
 
@@ -62,7 +66,9 @@ class SigtermWatch:
         self._grace_s = grace_s
         self._on_last_call = on_last_call
         self._end = end
-        self._noticed = threading.Event()
+        self._noticed = False
+        self._unstarted = threading.Lock()
+        """Free until the deadline's thread is started."""
         self._settled = threading.Event()
         self._closing = False
         self._notice_at = 0.0
@@ -75,7 +81,7 @@ class SigtermWatch:
     @property
     def noticed(self) -> bool:
         """Whether SIGTERM arrived."""
-        return self._noticed.is_set()
+        return self._noticed
 
     @property
     def left_s(self) -> float:
@@ -130,11 +136,16 @@ class SigtermWatch:
 
     def notice(self) -> None:
         """Take a notice that another rank, or the handler, got. The first one starts the clock."""
-        if self._noticed.is_set():
+        if self._noticed:
             return
         self._notice_at = time.monotonic()
-        self._noticed.set()
-        threading.Thread(target=self._keep_deadline, name="bucket-deadline", daemon=True).start()
+        self._noticed = True
+        # The handler, the listener and the trainer may come here at once. Nothing is waited for:
+        # the handler may have cut the very call that would have to go on.
+        if self._unstarted.acquire(blocking=False):
+            threading.Thread(
+                target=self._keep_deadline, name="bucket-deadline", daemon=True
+            ).start()
 
     def settled(self) -> None:
         """The trainer has done what is to be done: no last call."""
@@ -211,10 +222,9 @@ class SigtermWatch:
         os.close(read)
 
     def _keep_deadline(self) -> None:
-        # Not in the handler: the main thread may be inside the same stream's write.
-        logger.warning(
-            "SIGTERM: training stops at the next step boundary; the process ends within %.0f s",
-            self._grace_s,
+        _tell(
+            f"SIGTERM: training stops at the next step boundary; the process ends within "
+            f"{self._grace_s:.0f} s"
         )
         self._settled.wait(self.left_s)
         if not self._settled.is_set():
@@ -234,11 +244,26 @@ class SigtermWatch:
         return max(0.0, self._notice_at + self._grace_s - time.monotonic())
 
     def _exit(self, why: str) -> None:
-        logger.warning("%s", why)
+        _tell(why)
+        self._end(EXIT_CODE)
+
+
+def _tell(text: str) -> None:
+    """Log, and flush the standard streams, for ``TELL_S`` at most.
+
+    On a thread of its own: the main thread may be inside a write to the same stream, for ever if
+    nobody reads it any more, and holds the locks of logging then.
+    """
+
+    def tell() -> None:
+        logger.warning("%s", text)
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
-        self._end(EXIT_CODE)
+
+    thread = threading.Thread(target=tell, name="bucket-notice", daemon=True)
+    thread.start()
+    thread.join(TELL_S)
 
 
 _INSTALLED: set[SigtermWatch] = set()

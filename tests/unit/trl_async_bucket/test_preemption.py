@@ -133,6 +133,44 @@ say("never here")
     assert 1.5 < seconds < 6
 
 
+def test_the_deadline_is_kept_where_nobody_reads_the_log_any_more() -> None:
+    """The main thread hangs in a write and holds the locks of logging."""
+    child = Child("""
+w = watch(2)
+say("writing")
+while True:
+    logging.warning("a line that nobody reads, %s", 1000 * "x")
+""")
+    child.until("writing")
+    time.sleep(0.5)
+    child.term()
+    assert child.process.wait(10) == 143
+    assert time.monotonic() - child.started < 6
+    child.end()
+
+
+def test_one_notice_from_all_sides_has_one_deadline() -> None:
+    """The handler, the listener, and another rank by way of the trainer."""
+    calls: list[float] = []
+    ended = threading.Event()
+    watch = SigtermWatch(1.0, on_last_call=calls.append, end=lambda code: ended.set())
+    together, before = threading.Barrier(8), set(threading.enumerate())
+
+    def notice() -> None:
+        together.wait()
+        watch.notice()
+
+    threads = [threading.Thread(target=notice) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    new = set(threading.enumerate()) - before
+    assert len([thread for thread in new if thread.name == "bucket-deadline"]) == 1
+    assert ended.wait(5)
+    assert len(calls) == 1
+
+
 def test_a_last_call_that_hangs_does_not_hold_the_process() -> None:
     child = Child("""
 w = watch(1.5, lambda left: time.sleep(60))

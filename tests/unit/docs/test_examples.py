@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from adapter_bucket.cli import make_parser
+from adapter_bucket.json_logs import JsonFormatter
 from bucket_lora_proxy.config_flags import build_parser as proxy_parser
 from tests.unit.docs.conftest import ROOT
 from vllm_bucket_lora.config import OPTIONS
@@ -90,6 +91,16 @@ def test_the_reward_of_the_first_hour_rewards_vowels() -> None:
     exec(compile(tree, "first-hour.md", "exec"), scope)
     chats = [[{"role": "assistant", "content": text}] for text in ("aeiouaeiouae", "bcdf", "")]
     assert scope["vowels"](chats, prompts=[]) == [1.0, 0.0, 0.0]
+
+
+def test_the_log_line_that_is_shown_is_one_of_ours() -> None:
+    (block,) = blocks(ROOT / "docs" / "observability.md", "json")
+    shown = json.loads(block)
+    extra = {"run": shown["run"], "version": shown["version"], "replica": shown["replica"]}
+    record = logging.makeLogRecord({"name": shown["logger"], "msg": "…", **extra})
+    written = json.loads(JsonFormatter(part=shown["part"], replica=shown["replica"]).format(record))
+    assert list(written) == list(shown)
+    assert written["trace_id"].startswith(shown["trace_id"].rstrip("…"))
 
 
 def test_the_logging_config_for_vllm_gives_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
 
     The run is claimed at the start of training and marked finished at its end, after the last
     version is published. If training ends by an exception, the run is marked interrupted at the
-    exit of the process at the latest.
+    next ``train()``, or at the exit of the process.
 
     Args:
         bucket_url: ``s3://bucket/prefix`` or ``file:///dir``.
@@ -122,6 +122,7 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
         self._gather, self._synced_step, self._best = None, -1, None
         with all_ranks("claiming the run"):
             if state.is_world_process_zero:
+                self._interrupt()  # an earlier train() that ended by an exception: it has the run
                 self._run_id = self._run_id or new_run_id(args.output_dir)
                 bucket = BucketSync(model, self._adapter, self._make_settings(self._run_id))
                 bucket.start()

@@ -122,6 +122,29 @@ def test_a_run_that_fails_is_not_left_running(tmp_path: Path) -> None:
     assert manifest(tmp_path).state is RunState.INTERRUPTED
 
 
+def test_a_run_that_failed_is_gone_on_with_in_the_same_process(tmp_path: Path) -> None:
+    """As in a notebook: the callback itself still has the run."""
+    from transformers import TrainerCallback
+
+    class FailsOnce(TrainerCallback):  # type: ignore[misc]
+        failed = False
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3 and not self.failed:
+                self.failed = True
+                raise RuntimeError("out of memory")
+
+    one = trainer(tmp_path, callback(tmp_path, every_steps=1, keep_every=1))
+    one.add_callback(FailsOnce())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        one.train()
+    one.train()
+    found = manifest(tmp_path)
+    assert found.state is RunState.FINISHED
+    assert found.writer.epoch == 2
+    assert found.versions[-1].step == 5
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bucket_lora_proxy.membership.rule import AllowRule
 from tests.deploy.commands import fault
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy"
@@ -24,7 +25,9 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def run(script: str, folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, folder: Path, *arguments: str, domain: str = "cluster.example", **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run a script with a stand-in for ``srun`` that prints its arguments, one a line.
 
     Slurm itself is a cluster of daemons; the scripts are run as it would run them.
@@ -32,6 +35,9 @@ def run(script: str, folder: Path, *arguments: str, **env: str) -> subprocess.Co
     srun = folder / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     srun.chmod(0o755)
+    hostname = folder / "hostname"
+    hostname.write_text(f'#!/bin/sh\ncase $1 in -d) echo "{domain}";; *) echo node7;; esac\n')
+    hostname.chmod(0o755)
     return subprocess.run(
         ["bash", FOLDER / "slurm" / script, *arguments],
         capture_output=True, text=True, check=False,
@@ -62,6 +68,30 @@ def test_the_trainer_runs_the_script_beside_a_proxy(tmp_path: Path) -> None:
     assert fault(argv[2:]) is None
     assert fault(argv[argv.index("--") + 2 :]) is None
     assert "secret" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("domain", "given", "allowed"),
+    [
+        ("cluster.example", {}, "http://*.cluster.example:*"),
+        ("cluster.example", {"ALLOW_REPLICA": "http://gpu*:*"}, "http://gpu*:*"),
+        ("", {"ALLOW_REPLICA": "http://node*:*"}, "http://node*:*"),
+        ("", {}, None),
+    ],
+)
+def test_only_nodes_of_the_cluster_are_replicas(
+    tmp_path: Path, domain: str, given: dict[str, str], allowed: str | None
+) -> None:
+    env = {"BUCKET_LORA_URL": "s3://b/rl", "RUN_ID": "r", "VLLM_API_KEY": "secret", **given}
+    done = run("trainer.sbatch", tmp_path, "t.py", domain=domain, **env)
+    if allowed is None:
+        assert done.returncode != 0
+        assert "ALLOW_REPLICA: nodes here have no DNS domain" in done.stderr
+        return
+    argv = done.stdout.splitlines()
+    pattern = argv[argv.index("--allow-replica") + 1]
+    assert pattern == allowed
+    AllowRule.parse(pattern)  # the proxy would take it
 
 
 @pytest.mark.parametrize(

@@ -244,15 +244,15 @@ class Broadcast:
         return answers
 
     async def _post(self, replica: Replica, target: bytes, body: bytes = b"") -> Reply:
-        response = await replica.control.request(
+        status, text = await replica.control.fetch(
             b"POST",
             target,
             timeout_s=self._config.broadcast_wait_s,
+            max_bytes=MAX_CONTROL_BYTES,
             headers=[(b"content-type", b"application/json")] if body else None,
             body=body,
         )
-        with response:
-            return Reply(response.status, await response.read(max_bytes=MAX_CONTROL_BYTES))
+        return Reply(status, text)
 
 
 def _adapter(body: bytes) -> tuple[str, str]:

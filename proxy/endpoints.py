@@ -112,12 +112,8 @@ class Endpoints:
 
     async def _model_cards(self, replica: Replica) -> list[dict[str, object]] | None:
         try:
-            response = await replica.control.request(
-                b"GET", b"/v1/models", timeout_s=self._config.control_timeout_s
-            )
-            with response:
-                body = await response.read(max_bytes=MAX_CONTROL_BYTES)
-                cards = json.loads(body)["data"] if response.status == 200 else None
+            status, body = await self._ask(replica, b"/v1/models")
+            cards = json.loads(body)["data"] if status == 200 else None
         except (UpstreamError, ValueError, KeyError, TypeError):
             replica.poke.set()
             return None
@@ -175,16 +171,18 @@ class Endpoints:
             if request.scope["query_string"]:
                 target += b"?" + request.scope["query_string"]
             try:
-                answer = await replica.control.request(
-                    b"GET", target, timeout_s=self._config.control_timeout_s
-                )
-                with answer:
-                    body = await answer.read(max_bytes=MAX_CONTROL_BYTES)
+                status, body = await self._ask(replica, target)
             except UpstreamError:
                 replica.poke.set()
                 continue
-            return Response(body, answer.status, media_type="application/json")
+            return Response(body, status, media_type="application/json")
         raise no_replica(self._fleet)
+
+    async def _ask(self, replica: Replica, target: bytes) -> tuple[int, bytes]:
+        limit_s = self._config.control_timeout_s
+        return await replica.control.fetch(
+            b"GET", target, timeout_s=limit_s, max_bytes=MAX_CONTROL_BYTES
+        )
 
 
 def common_models(lists: list[list[dict[str, object]]]) -> list[dict[str, object]]:

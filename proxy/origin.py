@@ -28,15 +28,15 @@ class Origin:
         Raises:
             ConfigError: any other form; credentials in a URL are refused because URLs are logged.
         """
+        if any("@" in part for part in url.split("/", 3)[:3]):  # first: other errors show the URL
+            raise ConfigError(
+                "a replica URL holds credentials; give them as --replica-token-file instead"
+            )
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"replica URL {url!r} is not valid: {error}") from error
-        if parts.username is not None or parts.password is not None:
-            raise ConfigError(
-                "a replica URL holds credentials; give them as --replica-token-file instead"
-            )
         wrong_parts = parts.query or parts.fragment
         if parts.scheme not in ("http", "https") or not parts.hostname or wrong_parts:
             raise ConfigError(f"replica URL {url!r} is not http(s)://host[:port][/prefix]")

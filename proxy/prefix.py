@@ -37,6 +37,9 @@ MAX_MEMO = 1024
 """Prompts whose chain is remembered: the groups in flight several times over. A chain of 2,048
 tokens takes 5 KiB."""
 
+MAX_MEMO_BLOCKS = 1024 * 1024
+"""Blocks of all of them together, 40 MiB: prompts of 128,000 tokens would take 340 MiB without."""
+
 
 class Prompt(NamedTuple):
     """What routing needs to know of a request."""
@@ -56,6 +59,8 @@ class Hasher:
 
     def __init__(self) -> None:
         self._memo: dict[int, tuple[int, tuple[tuple[int, ...], ...]]] = {}
+        self._blocks = 0
+        """In all chains that are remembered."""
 
     def prompt(self, name: str | None, content_json: bytes, decode_tokens: int) -> Prompt:
         """Describe a request.
@@ -76,10 +81,16 @@ class Hasher:
         known = self._memo.get(key)
         if known is None:
             known = _described(seed, content_json)
-            if len(self._memo) >= MAX_MEMO:
-                del self._memo[next(iter(self._memo))]
             self._memo[key] = known
+            self._blocks += _length(known[1])
+            while self._blocks > MAX_MEMO_BLOCKS or len(self._memo) > MAX_MEMO:
+                self._blocks -= _length(self._memo.pop(next(iter(self._memo)))[1])
         return Prompt(name, known[0], decode_tokens, known[1])
+
+
+def _length(chains: tuple[tuple[int, ...], ...]) -> int:
+    """In blocks, at least one for each chain: an empty one takes memory too."""
+    return sum(len(chain) + 1 for chain in chains)
 
 
 def _described(seed: int, content_json: bytes) -> tuple[int, tuple[tuple[int, ...], ...]]:

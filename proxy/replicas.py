@@ -88,6 +88,9 @@ class Replica:
         self.breaker = Breaker()
         self.status: ReplicaStatus | None = None
         """Its last status; ``None`` if it is down, or has no bucket-lora plugin."""
+        self.process = ""
+        """Its own name for itself when its base models were last asked for; another one may answer
+        at the same address without having been seen to be down."""
         self.base_models: frozenset[str] = frozenset()
         self.ready: frozenset[str] = frozenset()
         """Adapters that a generation may name here."""

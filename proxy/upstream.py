@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 
 from bucket_lora_proxy.connection import Connection
-from bucket_lora_proxy.errors import ConnectFailed, Headers
+from bucket_lora_proxy.errors import ConnectFailed, Headers, UpstreamTimeout
 from bucket_lora_proxy.exchange import Consumer, Exchange
 from bucket_lora_proxy.origin import Origin as Origin
 from bucket_lora_proxy.outbox import Outbox
@@ -116,6 +116,34 @@ class Pool:
         )
         await response.head_of(exchange)
         return response
+
+    async def fetch(
+        self,
+        method: bytes,
+        target: bytes,
+        *,
+        timeout_s: float,
+        max_bytes: int,
+        headers: Headers | None = None,
+        body: bytes = b"",
+    ) -> tuple[int, bytes]:
+        """Send a request and return status and body. ``timeout_s`` is for all of it: a place in the
+        pool, the connect, and an answer that comes drop by drop. Other args as for ``begin``.
+
+        Raises:
+            UpstreamError: there is no whole answer, or it is above ``max_bytes``.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self.request(
+                    method, target, timeout_s=timeout_s, headers=headers, body=body
+                )
+                with response:
+                    return response.status, await response.read(max_bytes=max_bytes)
+        except TimeoutError:
+            raise UpstreamTimeout(
+                f"{self.origin.url}: no whole answer within {timeout_s:g} s"
+            ) from None
 
     # --- what an exchange calls ---
 

@@ -170,7 +170,9 @@ class Watcher:
             raise ProtocolFault(f"{replica.url}: {STATUS_PATH} answered {code}")
         status = ReplicaStatus.model_validate_json(body) if code == 200 else None
         models: list[Model] | None = None
-        if status is None or not replica.base_models or not replica.up:
+        process = status.replica_id if status is not None else ""
+        known = replica.up and process == replica.process and replica.base_models
+        if status is None or not known:
             code, body = await self._get(replica, "/v1/models")
             if code != 200:
                 raise ProtocolFault(f"{replica.url}: /v1/models answered {code}")
@@ -178,9 +180,9 @@ class Watcher:
         if replica.faults != faults or replica.answers != answers:
             return  # something newer is known; ask again before this is believed
         came_back = not replica.up
-        known = replica.status
-        if status is not None and known is not None and status.replica_id != known.replica_id:
+        if process != replica.process:
             self._index.drop_slot(replica.slot)  # another process answers: its cache is empty
+            replica.process = process
         changed = replica.mark_up(status, models, asyncio.get_running_loop().time())
         if came_back:
             kind = "" if status else " (no bucket-lora plugin: adapters from /v1/models)"
@@ -224,9 +226,9 @@ class Watcher:
         self, replica: Replica, target: str, *, extra_s: float = 0.0
     ) -> tuple[int, bytes]:
         limit_s = self._config.control_timeout_s + extra_s
-        response = await replica.control.request(b"GET", target.encode(), timeout_s=limit_s)
-        with response:
-            return response.status, await response.read(max_bytes=MAX_CONTROL_BYTES)
+        return await replica.control.fetch(
+            b"GET", target.encode(), timeout_s=limit_s, max_bytes=MAX_CONTROL_BYTES
+        )
 
     # --- long-polls about one adapter ---
 

@@ -65,7 +65,7 @@ def view_of(seen: dict[str | None, dict[str, Seen]], rules: Sequence[AllowRule])
                 origin, rule = origin_of(one.heartbeat.url, rules)
             except ConfigError as error:
                 if len(refused) < MAX_REFUSED:
-                    refused[f"{subject}{replica_id}"] = f"{one.heartbeat.url[:200]!r}: {error}"
+                    refused[f"{subject}{replica_id}"] = f"{_shown(one.heartbeat.url)!r}: {error}"
                 continue
             known = replicas.get(origin.url)
             alive = one.alive or (known is not None and known.alive)
@@ -74,6 +74,11 @@ def view_of(seen: dict[str | None, dict[str, Seen]], rules: Sequence[AllowRule])
                 runs += (run_id,)
             replicas[origin.url] = Found(origin, rule, alive, runs)
     return View(replicas, refused)
+
+
+def _shown(url: str) -> str:
+    """An address without a login: it goes into logs and onto the status page."""
+    return f"…{url[url.rindex('@') :]}"[:200] if "@" in url else url[:200]
 
 
 class HeartbeatFollower:

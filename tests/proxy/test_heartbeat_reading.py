@@ -92,3 +92,10 @@ def follower_of(
     return HeartbeatFollower(
         opener, runs=runs, rules=[LOCAL], poll_s=5, deliver=lambda _: None, clock=lambda: now[0]
     )
+
+
+def test_a_login_in_a_heartbeats_address_is_shown_nowhere() -> None:
+    view = view_of({"run": {"r0": seen("http://x:hidden@127.0.0.1:1")}}, [LOCAL])
+    assert view.replicas == {}
+    assert "hidden" not in str(view)
+    assert "@127.0.0.1:1" in view.refused["run/r0"]

@@ -98,6 +98,20 @@ def test_the_memo_changes_nothing_and_is_bounded() -> None:
     assert len(hasher._memo) <= MAX_MEMO
 
 
+def test_the_memo_is_bounded_by_what_long_prompts_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bucket_lora_proxy.prefix.MAX_MEMO_BLOCKS", 100)
+    hasher = Hasher()
+    for seed in range(50):
+        described_by(hasher, [seed] * 160)
+        described_by(hasher, [[seed] * 16, [seed + 1] * 16])
+        described_by(hasher, ["", str(seed)])
+    assert 80 < hasher._blocks <= 100
+    assert sum(len(chain) for _, chains in hasher._memo.values() for chain in chains) <= 100
+    huge = [1] * 16 * 101  # alone above the limit
+    assert described_by(hasher, huge) == prompt(huge)
+    assert (hasher._memo, hasher._blocks) == ({}, 0)
+
+
 # --- index ---
 
 

@@ -159,6 +159,10 @@ class GRPOTrainer(TrainingRun, TrlGRPOTrainer):  # type: ignore[misc]
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         self._in_training = True
+        if self._uses_bucket:
+            # TRL's: it syncs only where the step differs from that of its last sync. Another
+            # training may begin at the same step with other weights, from a checkpoint.
+            self._last_loaded_step = -1
         try:
             return super()._inner_training_loop(*args, **kwargs)
         finally:

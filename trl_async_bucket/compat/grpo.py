@@ -21,6 +21,7 @@ _CONSTRUCTOR = (
     "self.vllm_generation = VLLMGeneration(",
     "model=self.model,",
     "mode=args.vllm_mode",
+    "self._last_loaded_step = -1",
 )
 _GENERATE = ("self.vllm_client.generate(", "self.vllm_client.image_features(")
 

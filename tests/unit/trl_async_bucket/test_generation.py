@@ -139,6 +139,26 @@ def test_a_server_that_is_not_there_is_named() -> None:
         VersionedClient("http://127.0.0.1:1", connect_s=0.5, retry_s=1)
 
 
+@pytest.mark.parametrize(("uses_bucket", "synced"), [(True, -1), (False, 10)])
+def test_each_training_publishes_before_its_first_completions(
+    monkeypatch: pytest.MonkeyPatch, uses_bucket: bool, synced: int
+) -> None:
+    """Also one that goes on from a checkpoint of the step at which the one before ended."""
+    from trl_async_bucket.grpo import GRPOTrainer
+    from trl_async_bucket.training_run import TrainingRun
+
+    seen: list[int] = []
+    monkeypatch.setattr(
+        TrainingRun,
+        "_inner_training_loop",
+        lambda self, *args, **kwargs: seen.append(self._last_loaded_step),
+    )
+    trainer = GRPOTrainer.__new__(GRPOTrainer)
+    trainer._uses_bucket, trainer._last_loaded_step = uses_bucket, 10
+    trainer._inner_training_loop()
+    assert seen == [synced]
+
+
 def test_the_installed_trl_has_the_seam_and_others_do_not() -> None:
     from adapter_bucket.errors import UnsupportedUpstream
     from trl_async_bucket.compat.grpo import check_seam, import_generation, import_trl

@@ -18,7 +18,7 @@ from adapter_bucket.store import StoredObject
 from tests.adapters import BASE, version
 from vllm_bucket_lora.config import OPTIONS
 from vllm_bucket_lora.heartbeats import INTERVAL_S
-from vllm_bucket_lora.watcher import DISCOVER_S
+from vllm_bucket_lora.listing import DISCOVER_S
 
 SECONDS = 30 * 86400
 POLL_S: float = next(option.default for option in OPTIONS if option.name == "poll-s")

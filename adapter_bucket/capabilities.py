@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from botocore.exceptions import ClientError
+
 from adapter_bucket.errors import (
     BucketError,
     ConfigError,
@@ -24,6 +26,7 @@ from adapter_bucket.errors import (
     StoreUnavailable,
 )
 from adapter_bucket.layout import probe_key
+from adapter_bucket.s3_errors import can_retry
 from adapter_bucket.s3_store import S3Store
 from adapter_bucket.store import NotModified, Store, StoredObject
 
@@ -159,6 +162,8 @@ def _refused(write: Callable[[], object]) -> bool:
     except StoreDenied:
         raise
     except StoreUnavailable as error:
+        if not isinstance(error.__cause__, ClientError) or can_retry(error.__cause__):
+            raise  # an outage: it says nothing, and would count for as long as this process lives
         # 501 or 400: the store does not know the condition.
         logger.debug("conditional write: %s", error)
     return False

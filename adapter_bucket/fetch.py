@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from adapter_bucket.adapter_files import canonical_config
@@ -216,8 +217,9 @@ def _remove_stale_stages(folder: Path) -> None:
         return
     before = time.time() - STALE_STAGE_S
     for stage in folder.glob(".v*"):
-        if stage.stat().st_mtime < before:
-            shutil.rmtree(stage, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process has just finished it
+            if stage.stat().st_mtime < before:
+                shutil.rmtree(stage, ignore_errors=True)
 
 
 def _order(manifest: Manifest) -> tuple[int, int]:

@@ -146,10 +146,14 @@ class FileStore:
     def scan(self, prefix: str) -> Iterator[ObjectInfo]:
         """See ``Store.scan``."""
         for path in self._walk(prefix):
-            with suppress(FileNotFoundError):
+            key = path.relative_to(self._root).as_posix()
+            try:
                 status = path.stat()
-                key = path.relative_to(self._root).as_posix()
-                yield ObjectInfo(key, status.st_size, status.st_mtime)
+            except FileNotFoundError:  # deleted since
+                continue
+            except OSError as error:
+                raise self._error(error, key) from error
+            yield ObjectInfo(key, status.st_size, status.st_mtime)
 
     def list_dirs(self, prefix: str) -> Iterator[str]:
         """See ``Store.list_dirs``."""
@@ -196,7 +200,7 @@ class FileStore:
         """See ``Store.sweep``. A lock is never swept: the next writer of its key breaks it."""
         before = self.now() - older_than_s
         removed = 0
-        for folder, names, _ in os.walk(self._root / prefix):
+        for folder, names, _ in os.walk(self._root / prefix, onerror=self._heed):
             for name in [name for name in names if name.startswith(STAGE_PREFIX)]:
                 names.remove(name)
                 with suppress(FileNotFoundError):
@@ -247,10 +251,15 @@ class FileStore:
             raise ConfigError(f"key {key!r} is not a relative key of plain names")
         return self._root.joinpath(*parts)
 
+    def _heed(self, error: OSError) -> None:
+        """A directory that cannot be read is a fault; left out, its objects would seem deleted."""
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise self._error(error, str(error.filename)) from error
+
     def _walk(self, prefix: str) -> Iterator[Path]:
         self._check_there()
         start = self._root / prefix.rpartition("/")[0]
-        for folder, names, files in os.walk(start):
+        for folder, names, files in os.walk(start, onerror=self._heed):
             names[:] = [name for name in names if not _is_leftover(name)]
             for name in files:
                 path = Path(folder) / name

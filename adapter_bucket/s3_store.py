@@ -21,7 +21,7 @@ from adapter_bucket.errors import (
 )
 from adapter_bucket.file_slices import FileSlices, Sliceable
 from adapter_bucket.s3_calls import Deadline, S3Calls
-from adapter_bucket.s3_errors import NotModifiedAnswer
+from adapter_bucket.s3_errors import CutBody, NotModifiedAnswer
 from adapter_bucket.s3_settings import S3Settings, parse_s3_url
 from adapter_bucket.s3_transfer import (
     abort_upload,
@@ -262,14 +262,23 @@ class S3Store:
         arguments: dict[str, Any] = {"Prefix": self._key(prefix), "Delimiter": delimiter}
 
         def call(client: S3Client, _: Deadline) -> ListObjectsV2OutputTypeDef:
-            return client.list_objects_v2(Bucket=self._bucket, **arguments)
+            page = client.list_objects_v2(Bucket=self._bucket, **arguments)
+            if "Name" not in page and "IsTruncated" not in page:  # else a web page lists as empty
+                raise CutBody(f"{prefix}: the answer is no listing")
+            return page
 
         while True:
             page = self._calls.run(prefix, call)
             yield page
             if not page.get("IsTruncated"):
                 return
-            arguments["ContinuationToken"] = page["NextContinuationToken"]
+            following = page.get("NextContinuationToken")
+            if not following or following == arguments.get("ContinuationToken"):
+                raise StoreUnavailable(
+                    f"the listing of {prefix} in {self.url} does not go on behind its first pages: "
+                    "the store cannot list that many objects"
+                )
+            arguments["ContinuationToken"] = following
 
     def _key(self, key: str) -> str:
         return self.settings.prefix + key

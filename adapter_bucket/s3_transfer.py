@@ -6,14 +6,14 @@ import base64
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from adapter_bucket.errors import BucketError, IntegrityError, ObjectNotFound
 from adapter_bucket.file_slices import Sliceable
+from adapter_bucket.parallel import in_parallel
 from adapter_bucket.s3_calls import Deadline, S3Calls
 from adapter_bucket.s3_errors import CutBody
 from adapter_bucket.s3_settings import S3Settings
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from botocore.response import StreamingBody
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef
-
-T = TypeVar("T")
 
 # Small enough that a deadline is looked at often on a slow line, large enough to cost nothing.
 _CHUNK_BYTES = 256 * 1024
@@ -95,12 +93,12 @@ def head_of(response: Mapping[str, Any], subject: str) -> tuple[str, int]:
     return etag, length
 
 
-def etag_of(response: Mapping[str, Any], subject: str) -> str:
-    """ETag of a write's answer; see ``head_of``."""
-    etag = response.get("ETag")
-    if not isinstance(etag, str):
+def etag_of(response: Mapping[str, Any], subject: str, *, field: str = "ETag") -> str:
+    """ETag, or another field, of a write's answer; see ``head_of``."""
+    value = response.get(field)
+    if not isinstance(value, str):
         raise CutBody(f"{subject}: the answer's headers are not complete")
-    return etag
+    return value
 
 
 class _Sink(Protocol):
@@ -227,7 +225,10 @@ def upload_parts(
     full, bucket = settings.prefix + key, settings.bucket
     condition: dict[str, Any] = {"IfNoneMatch": "*"} if create_only else {}
     upload = calls.run(
-        key, lambda client, _: client.create_multipart_upload(Bucket=bucket, Key=full)["UploadId"]
+        key,
+        lambda client, _: etag_of(
+            client.create_multipart_upload(Bucket=bucket, Key=full), key, field="UploadId"
+        ),
     )
 
     def part(start: int) -> CompletedPartTypeDef:
@@ -254,17 +255,22 @@ def upload_parts(
         parts = in_parallel(part, range(0, len(data), settings.part_bytes), settings.parallel)
         return calls.run(
             key,
-            lambda client, _: client.complete_multipart_upload(
-                Bucket=bucket,
-                Key=full,
-                UploadId=upload,
-                MultipartUpload={"Parts": parts},
-                **condition,
+            lambda client, _: etag_of(
+                client.complete_multipart_upload(
+                    Bucket=bucket,
+                    Key=full,
+                    UploadId=upload,
+                    MultipartUpload={"Parts": parts},
+                    **condition,
+                ),
+                key,
             ),
-        )["ETag"]
+        )
     except ObjectNotFound:
         # NoSuchUpload after a lost answer: the parts were joined, and the upload is gone.
-        return calls.run(key, lambda client, _: client.head_object(Bucket=bucket, Key=full))["ETag"]
+        return calls.run(
+            key, lambda client, _: etag_of(client.head_object(Bucket=bucket, Key=full), key)
+        )
     except BaseException:
         with suppress(BucketError):  # what stays is removed by ``sweep``
             abort_upload(calls, bucket, full, upload)
@@ -280,21 +286,3 @@ def abort_upload(calls: S3Calls, bucket: str, full_key: str, upload: str) -> Non
                 Bucket=bucket, Key=full_key, UploadId=upload
             ),
         )
-
-
-def in_parallel(call: Callable[[int], T], starts: range, parallel: int) -> list[T]:
-    """Run ``call`` for every start; in this thread if there is only one."""
-    if len(starts) == 1:
-        return [call(starts[0])]
-
-    def results() -> Iterator[T]:
-        with ThreadPoolExecutor(min(parallel, len(starts)), "s3-part") as pool:
-            futures = [pool.submit(call, start) for start in starts]
-            try:
-                for future in futures:
-                    yield future.result()
-            finally:
-                for future in futures:
-                    future.cancel()
-
-    return list(results())

@@ -37,3 +37,21 @@ def test_a_folder_that_is_gone_is_a_store_that_is_away(tmp_path: Path, call: str
     root.mkdir()
     store.create("runs/a/manifest.json", b"{}")
     assert list(store.list("runs/")) == ["runs/a/manifest.json"]
+
+
+@pytest.mark.parametrize("call", ["list", "scan", "sweep"])
+def test_a_directory_that_cannot_be_read_is_no_empty_one(tmp_path: Path, call: str) -> None:
+    """A loop of links stands for an input/output error of a mount."""
+    store = FileStore.open((tmp_path / "bucket").as_uri())
+    store.create("runs/a/manifest.json", b"{}")
+    loop = tmp_path / "bucket" / "runs" / "a" / "replicas"
+    loop.symlink_to(loop)
+    lookups: dict[str, Callable[[], object]] = {
+        "list": lambda: list(store.list("runs/a/replicas/")),
+        "scan": lambda: list(store.scan("runs/a/replicas/")),
+        "sweep": lambda: store.sweep("runs/a/replicas/", older_than_s=0.0),
+    }
+    with pytest.raises(StoreUnavailable, match="runs/a/replicas"):
+        lookups[call]()
+    loop.unlink()
+    assert not lookups[call]()

@@ -54,8 +54,6 @@ class Broadcast:
         self._router = router
         self._watcher = watcher
         self._turn = asyncio.Lock()
-        self._loaded: dict[str, str] = {}
-        """Path by name of the adapters that this proxy loaded."""
         self._paused: set[Replica] = set()
         """Replicas that were sent a pause since the last resume."""
         self._lease: asyncio.TimerHandle | None = None
@@ -64,6 +62,10 @@ class Broadcast:
     async def load(self, body: bytes) -> Reply:
         """``POST /v1/load_lora_adapter``: all or nothing.
 
+        A name that is loaded already is refused, by the replica: also under the same path there may
+        be other files by now. TRL names the adapters of every run alike, so one that starts again
+        would be told that its weights are served, and trained on answers of the run before.
+
         Raises:
             ApiError: 504 if a replica still does not see the files after ``broadcast_wait_s``; the
                 replica's own status and text for any other refusal. Nothing stays loaded then.
@@ -71,16 +73,14 @@ class Broadcast:
         name, path = _adapter(body)
         async with self._turn:
             replicas = self._in_rotation()
-            had = {replica for replica in replicas if name in replica.ready}
             deadline = asyncio.get_running_loop().time() + self._config.broadcast_wait_s
             answers = await self._all(replicas, lambda r: self._load_one(r, name, path, deadline))
             if not answers:
                 raise no_replica(self._fleet)
             bad = {r: reply for r, reply in answers.items() if not reply.good}
             if bad:
-                await self._roll_back(set(answers) - set(bad) - had, name)
+                await self._roll_back(set(answers) - set(bad), name)
                 raise _refusal("load", name, bad)
-            self._loaded[name] = path
             for replica in answers:
                 replica.gains(name)
             self._fleet.notify()
@@ -90,9 +90,6 @@ class Broadcast:
         body = json.dumps({"lora_name": name, "lora_path": path}).encode()
         while True:
             reply = await self._post(replica, b"/v1/load_lora_adapter", body)
-            if reply.status == 400 and b"already been loaded" in reply.body:
-                known = name in replica.ready and self._loaded.get(name) == path
-                return Reply(200, reply.body) if known else reply
             missing = reply.status == 404 and reply.body != _NO_ROUTE
             if not missing:
                 return reply
@@ -121,7 +118,6 @@ class Broadcast:
             answers = await self._all(
                 replicas, lambda r: self._post(r, b"/v1/unload_lora_adapter", body)
             )
-            self._loaded.pop(name, None)
             bad = {r: a for r, a in answers.items() if not a.good and a.status != 404}
             if bad:
                 raise _refusal("unload", name, bad)

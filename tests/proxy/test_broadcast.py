@@ -83,14 +83,22 @@ async def test_a_mount_that_never_catches_up_is_504_and_nothing_stays_loaded(
     assert [replica.ready for replica in replicas] == [set()] * 2
 
 
-async def test_a_name_that_is_loaded_already_is_only_taken_if_this_proxy_loaded_the_same(
+async def test_a_name_that_is_loaded_already_is_refused_under_the_same_path_too(
     harness: Harness,
 ) -> None:
     proxy, replicas = await stock_fleet(harness, 2)
     assert (await load(proxy, "policy-v1", "/adapters/1")).status == 200
-    assert (await load(proxy, "policy-v1", "/adapters/1")).status == 200
-    assert (await load(proxy, "policy-v1", "/adapters/other")).status == 400
-    assert [replica.ready for replica in replicas] == [{"policy-v1"}] * 2  # still the first one
+    for path in ("/adapters/1", "/adapters/other"):  # a trainer that started again
+        answer = await load(proxy, "policy-v1", path)
+        assert (answer.status, answer.error_type) == (400, "broadcast_failed")
+        assert [replica.ready for replica in replicas] == [{"policy-v1"}] * 2  # still the first one
+    await replicas[0].stop()  # and comes back empty: all or nothing is left to load
+    await proxy.until_up(1)
+    replicas[0].ready = set()
+    await replicas[0].start()
+    await proxy.until_up(2)
+    assert (await load(proxy, "policy-v1", "/adapters/1")).status == 400
+    assert [replica.ready for replica in replicas] == [set(), {"policy-v1"}]
     replicas[0].ready.add("stale-v1")  # from an earlier run: may be other weights
     answer = await load(proxy, "stale-v1")
     assert answer.status == 400

@@ -18,6 +18,7 @@ from adapter_bucket.checkpoint import (
     decode_index,
 )
 from adapter_bucket.errors import (
+    BucketError,
     ConfigError,
     IntegrityError,
     NotPublished,
@@ -67,8 +68,9 @@ def fetch_newest(
 ) -> tuple[CheckpointEntry, Path] | None:
     """Bring the newest good checkpoint of a run to ``output_dir``.
 
-    One that is damaged in the bucket is passed over for the one before, with an error in the log:
-    both are whole states of the run, and an older one costs steps, not truth.
+    One that is damaged in the bucket, or lost although the manifest goes on naming it, is passed
+    over for the one before, with an error in the log: both are whole states of the run, and an
+    older one costs steps, not truth.
 
     Returns:
         Its entry and its directory, or ``None`` if the run has no checkpoint, or does not exist.
@@ -76,29 +78,40 @@ def fetch_newest(
     Raises:
         IntegrityError: every checkpoint of the run is damaged, or the manifest is; with signing
             keys, also if it is not signed.
-        NotPublished: the checkpoints kept vanishing: another trainer of the run is alive.
+        NotPublished: the checkpoints kept vanishing: another trainer of the run is alive. Or all
+            are lost.
         ConfigError, StoreUnavailable: see ``fetch_checkpoint``.
     """
     keys = SigningKeys.from_env() if signing is None else signing
+    seen: list[CheckpointEntry] = []
     for attempt in range(_ATTEMPTS):
         found = read_manifest(store, run_id, keys)
         if found is None or not found.manifest.checkpoints:
             return None
+        entries = found.manifest.checkpoints
+        # What is gone and still named was not replaced by a newer one: it is lost.
+        bad = (IntegrityError, NotPublished) if entries == seen else (IntegrityError,)
         try:
-            return _first_good(store, run_id, found.manifest.checkpoints, output_dir)
+            return _first_good(store, run_id, entries, output_dir, bad=bad)
         except NotPublished:
             if attempt == _ATTEMPTS - 1:
                 raise
+        seen = entries
     raise AssertionError("unreachable")
 
 
 def _first_good(
-    store: Store, run_id: str, entries: list[CheckpointEntry], output_dir: Path
+    store: Store,
+    run_id: str,
+    entries: list[CheckpointEntry],
+    output_dir: Path,
+    *,
+    bad: tuple[type[BucketError], ...],
 ) -> tuple[CheckpointEntry, Path]:
     for number, entry in enumerate(reversed(entries), start=1):
         try:
             return entry, fetch_checkpoint(store, run_id, entry, output_dir)
-        except IntegrityError as error:
+        except bad as error:
             if number == len(entries):
                 raise
             logger.error("%s. The checkpoint before it is taken", error)

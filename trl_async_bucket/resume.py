@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from adapter_bucket.base_model import BaseModelRef, mismatch
 from adapter_bucket.checkpoint import CheckpointIndex
 from adapter_bucket.checkpoint_fetch import fetch_checkpoint, fetch_newest, read_index
-from adapter_bucket.errors import ConfigError, NotPublished, StoreUnavailable
+from adapter_bucket.errors import ConfigError, IntegrityError, NotPublished, StoreUnavailable
 from adapter_bucket.fencing import read_manifest
 from adapter_bucket.layout import manifest_key
 from adapter_bucket.manifest import CheckpointEntry, Manifest
@@ -148,16 +149,16 @@ def _find(request: ResumeRequest, store: Store, base_model: BaseModelRef) -> Res
             "choose another bucket_run_id"
         )
     newest = manifest.checkpoints[-1]
-    check_trainer(
-        read_index(store, request.run_id, newest),
-        world_size=world_size(),
-        sharding=request.sharding,
-    )
+    # Before gigabytes travel. One that is damaged or gone is passed over by the fetch.
+    with suppress(IntegrityError, NotPublished):
+        _check_entry(request, store, newest)
     fetched = fetch_newest(store, request.run_id, request.output_dir)
     if fetched is None:
         _say_none(request, store, manifest)
         return None
     entry, path = fetched
+    if entry != newest:
+        _check_entry(request, store, entry)
     logger.warning(
         "run %s goes on from checkpoint %d (%d bytes, in %s); versions go on from %d",
         request.run_id,
@@ -167,6 +168,11 @@ def _find(request: ResumeRequest, store: Store, base_model: BaseModelRef) -> Res
         manifest.latest + 1,
     )
     return ResumePoint(entry, (newest.epoch, newest.step), path)
+
+
+def _check_entry(request: ResumeRequest, store: Store, entry: CheckpointEntry) -> None:
+    index = read_index(store, request.run_id, entry)
+    check_trainer(index, world_size=world_size(), sharding=request.sharding)
 
 
 def _say_none(request: ResumeRequest, store: Store, manifest: Manifest | None) -> None:

@@ -13,6 +13,7 @@ from adapter_bucket.checkpoint import TrainerFacts
 from adapter_bucket.checkpoint_upload import CheckpointUpload, CheckpointWriter
 from adapter_bucket.errors import BucketError, ConfigError, NotPublished, StoreUnavailable
 from adapter_bucket.fencing import read_manifest
+from adapter_bucket.layout import checkpoint_file_key, checkpoint_index_key
 from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Store
@@ -167,6 +168,39 @@ def test_other_numbers_of_whole_ranks_go_on_with_a_warning(
     store = with_checkpoint(tmp_path / "made", facts=TrainerFacts(world_size=8))
     assert resume(store, tmp_path / "out") is not None
     assert "written by 8 ranks, this trainer has 1" in caplog.text
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("damaged", ["index", "file"])
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_a_newest_checkpoint_that_is_damaged_is_passed_over(
+    tmp_path: Path, damaged: str, sharding: str, lost: bool
+) -> None:
+    """The one before it must fit as well: the run may have been started in another way then."""
+    before = TrainerFacts(world_size=1, sharding=sharding)
+    store = with_checkpoint(tmp_path / "older", step=500, facts=before)
+    writer = claim(store)
+    write_checkpoint(tmp_path / "newer", 600)
+    newest = put_checkpoint(store, writer, tmp_path / "newer", 600)
+    place = (RUN, newest.step, newest.epoch)
+    key = (
+        checkpoint_index_key(*place)
+        if damaged == "index"
+        else checkpoint_file_key(*place, "optimizer.pt")
+    )
+    if lost:
+        store.delete([key])
+    else:
+        store.overwrite(key, 200 * b"x")
+    if sharding == "fsdp":
+        with pytest.raises(ConfigError, match="this trainer has 'none'"):
+            resume(store, tmp_path / "out")
+        return
+    point = resume(store, tmp_path / "out")
+    assert point is not None
+    assert point.entry.step == 500
+    assert read_folder(point.path) == read_folder(tmp_path / "older")
+    check_still_newest(claim(store).manifest, point)
 
 
 def test_a_trainer_that_was_still_alive_is_noticed_after_the_claim(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class RunWriter:
         self._floor = owner.manifest.latest
         self._closed = False
         self._tried: dict[int, str] = {}
+        self._highest_tried = 0
         self._reaper = background or ThreadPoolExecutor(1, thread_name_prefix="bucket-reaper")
 
     @classmethod
@@ -140,8 +141,8 @@ class RunWriter:
 
     @property
     def next_version(self) -> int:
-        """Lowest version number to publish: above the latest, and above what a crash left."""
-        return max(self._floor, self.manifest.latest) + 1
+        """Lowest version number for new bytes: above the latest, and above what has objects."""
+        return max(self._floor, self.manifest.latest, self._highest_tried) + 1
 
     def publish(
         self,
@@ -214,6 +215,7 @@ class RunWriter:
             return manifest.model_copy(update={"latest": version, "versions": kept})
 
         self._owner.write(add)
+        self._tried = {number: digest for number, digest in self._tried.items() if number > version}
         # After the commit: from here on no manifest names them, and readers of the previous
         # manifest had the grace version's time to finish.
         self._reap(entry.version for entry in dropped)
@@ -258,6 +260,7 @@ class RunWriter:
     def _put_files(self, entry: VersionEntry, files: Mapping[str, Payload]) -> None:
         run_id, version = self.manifest.run_id, entry.version
         first_try = self._tried.setdefault(version, entry.weights.sha256) == entry.weights.sha256
+        self._highest_tried = max(self._highest_tried, version)
         try:
             put_version(self._store, run_id, version, files)
         except IntegrityError:

@@ -14,8 +14,10 @@ from itertools import pairwise
 
 from adapter_bucket.errors import BucketError, NotPublished
 from adapter_bucket.fetch import RunReader
+from adapter_bucket.json_logs import about
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import Manifest, RunState, VersionEntry
+from vllm_bucket_lora import metrics
 from vllm_bucket_lora.acceptance import Served, run_fault, version_fault
 from vllm_bucket_lora.names import Names, reused_fault
 from vllm_bucket_lora.slots import Demand, to_load
@@ -151,6 +153,12 @@ class Run:
             found.add((version, f"{adapter_name(self.run_id, version)} is refused: {reason}"))
         new, self._told = found - self._told, found
         return sorted(new, key=lambda one: one[1])
+
+    def tell(self) -> None:
+        """Log and count what is wrong and was not told before."""
+        for version, text in self.untold():
+            metrics.VERSIONS.labels(metrics.REFUSED).inc(version is not None)
+            logger.warning(text, extra=about(self.run_id, version))
 
     def schedule(self, now: float, poll_s: float) -> None:
         """Set when to look next."""

@@ -97,9 +97,13 @@ class Watcher:
         A sleeping engine has given its memory away, adapter slots included.
         """
         self.sleep.told_to_sleep()
-        self._on_change()
-        async with self._loading:
-            await self._shelf.doubt()
+        try:
+            self._on_change()
+            async with self._loading:
+                await self._shelf.doubt()
+        except BaseException:
+            self.engine_wakes()  # nobody puts it to sleep now, and so nobody would wake it up
+            raise
 
     def engine_wakes(self) -> None:
         """Load and probe anew what shall be ready: nothing is assumed of what was in the engine."""
@@ -194,7 +198,7 @@ class Watcher:
             for version in run.disowned(self._shelf.ready(run.run_id)):
                 await self._shelf.retire(run.run_id, version)  # before anybody is told of the new
             metrics.POLL_FAULTS.inc(bool(run.fault))
-            _tell(run)
+            run.tell()
             if run.gone(now) and run.run_id not in self._shelf.runs:
                 del self.runs[run.run_id]
                 metrics.forget_run(run.run_id)
@@ -242,7 +246,7 @@ class Watcher:
             if isinstance(error, ProbeFailed):
                 run.probe_failed.add(entry.version)
                 metrics.PROBE_FAILURES.inc()
-            _tell(run)
+            run.tell()
         except Exception as error:
             # Gone objects mean that the manifest has moved on; all else is worth a retry as well,
             # and what nobody foresaw must not keep other versions from being loaded.
@@ -292,9 +296,3 @@ class Watcher:
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
-
-
-def _tell(run: Run) -> None:
-    for version, text in run.untold():
-        metrics.VERSIONS.labels(metrics.REFUSED).inc(version is not None)
-        logger.warning(text, extra=about(run.run_id, version))

@@ -14,11 +14,13 @@ from adapter_bucket.errors import (
     FencedError,
     IntegrityError,
     NotPublished,
+    StoreUnavailable,
 )
 from adapter_bucket.fetch import RunReader, discover_runs, fetch_version
 from adapter_bucket.layout import ADAPTER_FILES, file_key, manifest_key
 from adapter_bucket.lifecycle import collect, delete_run, finish_run
 from adapter_bucket.manifest import RunState
+from adapter_bucket.memory_store import MemoryStore
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.store import Store
 from tests.adapters import BASE, adapter_file, version
@@ -133,6 +135,25 @@ def test_a_number_a_crashed_writer_used_is_skipped_and_not_overwritten(store: St
         writer.publish(1, **version(1))
     assert writer.next_version == 2
     writer.publish(2, **version(2))
+
+
+def test_a_number_whose_publish_was_given_up_is_not_offered_again() -> None:
+    away = True
+
+    def fail(phase: str, call: str, key: str) -> None:
+        if away and (phase, call) == ("before", "replace"):
+            raise StoreUnavailable("503")
+
+    store = MemoryStore(hook=fail)
+    writer = claim(store)
+    with pytest.raises(StoreUnavailable):
+        writer.publish(1, **version(1))
+    away = False
+    with pytest.raises(IntegrityError, match=r"Publish RunWriter\.next_version instead"):
+        writer.publish(1, **version(2))
+    writer.publish(writer.next_version, **version(2))
+    assert [entry.version for entry in writer.manifest.versions] == [2]
+    assert writer.next_version == 3
 
 
 def test_a_fenced_writer_that_woke_up_cannot_block_a_number(

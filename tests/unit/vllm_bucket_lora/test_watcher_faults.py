@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -104,3 +106,25 @@ async def test_a_run_without_a_manifest_is_forgotten_when_it_leaves_the_listing(
         store.delete(list(store.list("")))
         await bench.until(lambda: not bench.watcher.runs)
         await bench.until(lambda: not bench.service.status().runs)
+
+
+async def test_a_call_to_sleep_that_was_given_up_leaves_the_server_awake(tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def hold(phase: Literal["before", "after"], call: str, key: str) -> None:
+        if (phase, call) == ("before", "download"):
+            held.wait(20.0)
+
+    async with following(tmp_path) as (bench, writer):
+        store = writer._store
+        assert isinstance(store, MemoryStore)
+        publish(writer, 2)
+        store.hook = hold
+        publish(writer, 3)
+        await bench.until(lambda: "run-a-v3" in bench.shelf.names)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):  # the client that asked for it goes away
+                await bench.watcher.engine_sleeps()
+        held.set()
+        await bench.until(lambda: bench.ready() == [1, 2, 3])
+        assert bench.service.status().error is None

@@ -13,8 +13,9 @@ from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.watcher import Watcher
 
 GRACE_S = 2.0
-"""How long a request that lost its replica waits for any other, where a new one is refused at once.
-A replica that only reset one connection is back within a status call."""
+"""How long a request that lost its replica waits for any other, where a new one is refused at once;
+and how long after a replica left the others alone do not decide that an adapter will never be
+served. A replica that only reset one connection is back within a status call."""
 
 MAX_NAMES_SHOWN = 20
 
@@ -77,6 +78,8 @@ class Admission:
             raise no_replica(self._fleet)
         if model is None or parse_adapter_name(model) is None:
             raise self._unknown(str(model))
+        if self._fleet.has_just_lost_one(GRACE_S):
+            return model
         view = self._fleet.adapter(model)
         if view.state is ReadyState.RETIRED:
             raise self._gone(view, 410, ErrorType.ADAPTER_RETIRED, "is no longer served")

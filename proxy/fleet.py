@@ -26,6 +26,11 @@ class Fleet:
         """Replicas in rotation."""
         return [replica for replica in self.replicas if replica.in_rotation]
 
+    def has_just_lost_one(self, within_s: float) -> bool:
+        """Whether a replica is down that was up so short a time ago, or was not asked yet."""
+        now = time.monotonic()
+        return any(not one.up and one.down_for(now) < within_s for one in self.replicas)
+
     def serving(self, model: str | None) -> list[Replica]:
         """Replicas to which a generation for this model may be sent now.
 

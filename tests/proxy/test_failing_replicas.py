@@ -262,3 +262,23 @@ async def test_an_open_breaker_is_no_outage_where_there_is_no_other_replica(
         assert (await proxy.generate("run-v1")).status == 500
     replica.behaviour = None
     assert (await proxy.generate("run-v1")).status == 200
+
+
+async def test_what_the_others_retired_is_waited_for_where_the_one_that_has_it_lost_a_connection(
+    harness: Harness,
+) -> None:
+    async def reset_the_first(received: Received, writer: asyncio.StreamWriter) -> None:
+        if len(old.generations) == 1:
+            writer.transport.abort()
+        else:
+            await answer_json(writer, {"served_by": "old"})
+
+    old = await harness.replica(StandIn(ready={"run-v1"}, behaviour=reset_the_first))
+    new = await harness.replica(StandIn(ready={"run-v9"}))
+    proxy = await harness.proxy(old, new)
+    answer = await proxy.generate("run-v1")
+    assert (answer.status, answer.json()) == (200, {"served_by": "old"})
+    await old.stop()
+    for _ in range(2):  # it is gone for good, and now the others decide
+        gone = await proxy.generate("run-v1")
+        assert (gone.status, gone.error_type) == (410, "adapter_retired")

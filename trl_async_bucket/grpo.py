@@ -5,6 +5,8 @@ Owns the overrides of TRL's trainer; which of its parts they rest on is in ``com
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -151,8 +153,18 @@ class GRPOTrainer(TrainingRun, TrlGRPOTrainer):  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's. Outside of training, a run claimed for it is marked interrupted afterwards."""
-        try:
+        with self._claimed_for_it():
             return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; as ``evaluate``."""
+        with self._claimed_for_it():
+            return super().predict(*args, **kwargs)
+
+    @contextmanager
+    def _claimed_for_it(self) -> Iterator[None]:
+        try:
+            yield
         finally:
             if self._uses_bucket and not self._in_training:
                 self._mark_interrupted()

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from adapter_bucket.status import STATUS_PATH
 from bucket_lora_proxy.admission import Admission
 from bucket_lora_proxy.answers import send_error
-from bucket_lora_proxy.auth import Doorkeeper, refuse_other_sites
+from bucket_lora_proxy.auth import Doorkeeper
 from bucket_lora_proxy.broadcast import Broadcast
 from bucket_lora_proxy.certificates import replica_context
 from bucket_lora_proxy.config import ProxyConfig
@@ -93,7 +93,7 @@ def build_deps(config: ProxyConfig) -> Deps:
     membership = Membership(config, fleet, router, watcher, metrics, make)
     broadcast = Broadcast(config, fleet, router, watcher)
     history = History(metrics)
-    doorkeeper = Doorkeeper(config.tokens)
+    doorkeeper = Doorkeeper(config.tokens, serves_tls=config.serves_tls)
     forwarder = Forwarder(
         config,
         doorkeeper=doorkeeper,
@@ -221,7 +221,7 @@ class Gate:
         self._doorkeeper.check(scope["headers"])
         path, method = scope["path"], scope["method"]
         if method != "GET":
-            refuse_other_sites(scope["headers"])
+            self._doorkeeper.refuse_other_sites(scope["headers"])
         if path in GENERATION_PATHS:  # a POST does not come here
             raise _wrong_method(method, path, "POST")
         if allowed := self._control_methods.get(path):

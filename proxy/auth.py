@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from adapter_bucket.errors import ConfigError
 from bucket_lora_proxy.errors import ApiError, ErrorType
@@ -63,8 +65,12 @@ class Doorkeeper:
     which token matched nor how much of one.
     """
 
-    def __init__(self, tokens: Iterable[str]) -> None:
+    def __init__(self, tokens: Iterable[str], *, serves_tls: bool = False) -> None:
         self._digests = [_digest(token.encode()) for token in tokens]
+        self._any_name = bool(self._digests) or serves_tls
+        """Whether browsers may call this server by any name: another site can give its own name
+        this address, but has no login here under that name, and no certificate for it.
+        """
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Let the request pass, or raise.
@@ -90,28 +96,39 @@ class Doorkeeper:
             "password of Basic authentication",
         )
 
+    def refuse_other_sites(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Refuse a call that a browser makes for the page of another site.
 
-def refuse_other_sites(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse a call that a browser makes for the page of another site.
+        A browser that has logged in, or that runs beside a proxy without a token, would send it for
+        any page that its user visits.
 
-    A browser that has logged in, or that runs beside a proxy without a token, would send it for any
-    page that its user visits.
+        Raises:
+            ApiError: 403.
+        """
+        host = origin = None
+        for name, value in headers:
+            if name == b"origin":
+                origin = value
+            elif name == b"host":
+                host = value
+        if origin is None:
+            return
+        if origin.partition(b"://")[2] != host or not (self._any_name or _is_fixed(host)):
+            raise ApiError(
+                403,
+                ErrorType.ROUTE_FORBIDDEN,
+                "the call comes from the page of another site (its Origin is not this host, or is "
+                "a name that any site can give this address; use localhost or the address)",
+            )
 
-    Raises:
-        ApiError: 403.
-    """
-    host = origin = None
-    for name, value in headers:
-        if name == b"origin":
-            origin = value
-        elif name == b"host":
-            host = value
-    if origin is not None and origin.partition(b"://")[2] != host:
-        raise ApiError(
-            403,
-            ErrorType.ROUTE_FORBIDDEN,
-            "the call comes from the page of another site (its Origin is not this host)",
-        )
+
+def _is_fixed(host: bytes) -> bool:
+    """Whether no other site can choose what this stands for: an address, or this machine."""
+    try:
+        name = urlsplit(f"//{host.decode('ascii')}").hostname or ""
+        return name == "localhost" or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _token(value: bytes) -> bytes | None:

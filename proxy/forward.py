@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bucket_lora_proxy.admission import Admission
 from bucket_lora_proxy.attempt import Request
-from bucket_lora_proxy.auth import Doorkeeper, refuse_other_sites
+from bucket_lora_proxy.auth import Doorkeeper
 from bucket_lora_proxy.client import Client
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.errors import ApiError, ErrorType, Headers
@@ -60,7 +60,7 @@ class Forwarder:
             ApiError: it is not.
         """
         self._doorkeeper.check(headers)
-        refuse_other_sites(headers)
+        self._doorkeeper.refuse_other_sites(headers)
         if http_version == "1.0":
             # Its streams end with the connection: a cut one could not be told from a whole one.
             raise ApiError(505, ErrorType.BAD_REQUEST, "generations need HTTP/1.1")

@@ -213,6 +213,29 @@ async def test_the_page_of_another_site_cannot_use_a_browsers_login(harness: Har
     assert (await proxy.request("POST", path, headers=headers)).status == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "served"),
+    [
+        ("evil.example:8000", False),  # its name server says 127.0.0.1 by now
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("[evil", False),
+        ("localhost:8000", True),
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+    ],
+)
+async def test_a_site_that_names_its_own_host_like_the_proxys_address_gets_nothing(
+    harness: Harness, host: str, served: bool
+) -> None:
+    proxy = await harness.proxy(await harness.replica(StandIn(ready={"run-v1"})))
+    ask = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: 19\r\n"
+    for origin, status in ((f"origin: http://{host}\r\n", 200 if served else 403), ("", 200)):
+        async with proxy.client() as client:
+            client.writer.write(f'{ask}{origin}\r\n{{"model": "run-v1"}}'.encode())
+            assert (await client.answer()).status == status
+
+
 async def test_a_replica_that_refuses_the_proxys_token_says_so_in_the_health(
     harness: Harness,
 ) -> None:

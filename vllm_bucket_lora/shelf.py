@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 GRACE_S = 2.0
 """Least time between "no longer routable" and removal: a request that was just admitted is not yet
 counted as in flight."""
+LOOK_S = 1.0
+"""Most of the grace that passes between two looks: where a server stood still, so did requests."""
 
 T = TypeVar("T")
 
@@ -47,6 +49,8 @@ class Held:
     version: int
     phase: Phase = Phase.LOADING
     since: float = 0.0
+    waited_s: float = 0.0
+    """How much of the grace is over."""
     probe: ProbeResult = ProbeResult.NONE
 
 
@@ -73,6 +77,7 @@ class Shelf:
         self._on_change = on_change
         self._clock = clock
         self._grace_s = grace_s
+        self._looked_at = clock()
         self._held: dict[str, Held] = {}
 
     @property
@@ -165,8 +170,12 @@ class Shelf:
     async def reap(self) -> None:
         """Free slots and files of retired versions that no request uses any more."""
         now = self._clock()
+        look_s, self._looked_at = min(now - self._looked_at, LOOK_S), now
         for name, held in list(self._held.items()):
-            if held.phase is not Phase.LEAVING or now - held.since < self._grace_s:
+            if held.phase is not Phase.LEAVING:
+                continue
+            held.waited_s += min(look_s, now - held.since)
+            if held.waited_s < self._grace_s:
                 continue
             if self._loader.in_flight(name):
                 continue

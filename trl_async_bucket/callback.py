@@ -119,7 +119,8 @@ class BucketSyncCallback(TrainerCallback):  # type: ignore[misc]
                 "trainer peft_config=LoraConfig(…)"
             )
         self._adapter = model.active_adapters[0]
-        self._gather, self._synced_step, self._best = None, -1, None
+        # The best so far of a training that goes on from a checkpoint.
+        self._gather, self._synced_step, self._best = None, -1, state.best_metric
         with all_ranks("claiming the run"):
             if state.is_world_process_zero:
                 self._interrupt()  # an earlier train() that ended by an exception: it has the run

@@ -37,7 +37,8 @@ def check_trained(model: Any, adapter: str) -> None:
         adapter: PEFT's name of the adapter that is published.
 
     Raises:
-        ConfigError: another adapter is active, too, or weights besides the factors are trained.
+        ConfigError: another adapter is active, too, weights besides the factors are trained, or a
+            factor belongs to several modules.
     """
     active = list(model.active_adapters)
     if active != [adapter]:
@@ -56,6 +57,14 @@ def check_trained(model: Any, adapter: str) -> None:
             f"{others[0]}: they would not be published, and replicas would serve another policy "
             "than is trained. Freeze them (requires_grad_(False)), or target their modules by LoRA"
         )
+    once = {name for name, _ in model.named_parameters()}
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if ".lora_" in name and name not in once:
+            raise ConfigError(
+                f"LoRA factor {name} is also that of another module, as the model's modules share "
+                "their weights: a version names it once, and replicas would leave it out of the "
+                "others. Leave the shared modules out of target_modules"
+            )
 
 
 def check_replicas(

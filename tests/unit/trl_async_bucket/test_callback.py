@@ -92,6 +92,32 @@ def test_only_a_better_evaluation_is_published(tmp_path: Path) -> None:
     assert manifest(tmp_path).versions[-1].step == 4
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Unable to fetch remote file", "ignore:Could not find a config file"
+)
+def test_what_was_best_before_a_resume_still_is(tmp_path: Path) -> None:
+    losses = iter([3.0, 1.0, 2.5, 2.0, 0.5])
+    settings: dict[str, Any] = {
+        "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
+        "metric_for_best_model": "loss",
+    }  # fmt: skip
+    published = []
+    for steps in (2, 5):
+        used = callback(tmp_path, on_improvement=True, keep_every=1)
+        one = trainer(tmp_path, used, max_steps=steps, **settings)
+        loop = one.evaluation_loop
+
+        def canned(*args: Any, loop: Any = loop, **kwargs: Any) -> Any:
+            output = loop(*args, **kwargs)
+            output.metrics["eval_loss"] = next(losses)
+            return output
+
+        one.evaluation_loop = canned
+        one.train(resume_from_checkpoint=steps > 2 or None)
+        published += [entry.step for entry in manifest(tmp_path).versions]
+    assert sorted(set(published)) == [1, 2, 5]
+
+
 def test_a_run_goes_on_counting_and_a_second_trainer_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, callback(tmp_path, every_steps=5)).train()
     trainer(tmp_path, callback(tmp_path, every_steps=5)).train()

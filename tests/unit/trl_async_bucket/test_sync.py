@@ -288,6 +288,14 @@ def test_weights_that_are_trained_besides_the_adapter_are_refused(
         make_sync(server, model, tmp_path)
 
 
+def test_a_factor_of_several_modules_is_refused(server: StatusServer, tmp_path: Path) -> None:
+    model = tiny_peft_model()
+    layers = model.base_model.model.model.layers
+    layers[1].mlp = layers[0].mlp
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.down_proj.*share their weights"):
+        make_sync(server, model, tmp_path)
+
+
 def test_an_inactive_adapter_on_other_modules_does_not_count(
     server: StatusServer, tmp_path: Path
 ) -> None:

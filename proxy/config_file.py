@@ -64,7 +64,16 @@ def _entries(name: str, value: object, where: str) -> list[Entry]:
     expected = "a list of texts"
     if key is not None:
         expected += f' or of tables {{{key} = "…", token_env = "…"}} (or token_file)'
-    raise ConfigError(f"{where} is {value!r}; it must be {expected}")
+    raise ConfigError(f"{where} is {_outline(value)}; it must be {expected}")
+
+
+def _outline(value: object) -> str:
+    """A value that is no list as it should be, without its texts: one may be a token."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_outline, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = …' for name in value)}}}"
+    return "a text" if isinstance(value, str) else repr(value)
 
 
 def _entry(key: str | None, item: object) -> Entry | None:

@@ -82,16 +82,6 @@ def test_a_token_file_that_cannot_work_is_refused_without_showing_it(
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["http://x:hidden@h", "http://x:hidden@h:99999", "http://x:hidden@[h", "ftp://x:hidden@h"],
-)
-def test_no_login_in_a_replica_url_is_shown(url: str) -> None:
-    with pytest.raises(ConfigError, match="holds credentials") as caught:
-        parse_config(["--replica", url], {})
-    assert "hidden" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("argv", "complaint"),
     [
         ([], "no replica is given; add --replica"),

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 PHASES = ("snapshot", "publish", "load", "generation", "checkpoint")
 
 WORKER_DIED = "RuntimeError: Rollout worker child has failed"
+OVERTAKEN = "StoreUnavailable: run '"
+"""Of the second trainer: the first one saved once more while the second waited to begin. It has
+fenced the first one then, and has to be started again."""
 """TRL's own words when its rollout worker has used up its attempts, or met an error of its own."""
 
 TORCH_CANNOT_WRITE = "RuntimeError: [enforce fail at inline_container.cc"
@@ -73,8 +76,8 @@ FAULTS = (
     Fault("token", "proxy", "the old one is refused at once; the trainer gets the new one when it "
           "is started again", stops=(WORKER_DIED, "ConfigError"), must_stop=True),
     Fault("token-overlap", "proxy", "both are accepted for a while", ("generation",)),
-    Fault("second-trainer", "run", "another one resumes the same run", stops=("FencedError",),
-          must_stop=True),
+    Fault("second-trainer", "run", "another one resumes the same run",
+          stops=("FencedError", OVERTAKEN), must_stop=True),
     Fault("second-trainer-refused", "run", "another one starts the same run without resuming it",
           ("publish",)),
 )  # fmt: skip

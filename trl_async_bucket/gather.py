@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from adapter_bucket.errors import ConfigError
 from trl_async_bucket.ranks import all_ranks, backends, from_rank_0, is_rank_0
@@ -44,15 +45,18 @@ class AdapterGather:
         self.shapes = {name: full_shape(p) for name, p in self._parameters.items()}
         """Whole shapes by key, the same on every rank."""
         self._dtype = dtype
-        self._whole: list[str] = []
+        self._plain: dict[str, torch.Tensor] = {}
+        self._replicated: list[str] = []
         self._redistributed: list[str] = []
         members: dict[dist.ProcessGroup, list[_Member]] = {}
         for name, parameter in self._parameters.items():
             layout = layout_of(name, parameter)
             if isinstance(layout, ShardLayout):
                 members.setdefault(layout.group, []).append(_Member(name, parameter, layout))
+            elif layout == "whole" and not isinstance(parameter, DTensor):
+                self._plain[name] = parameter
             elif layout == "whole":
-                self._whole.append(name)
+                self._replicated.append(name)
             else:
                 self._redistributed.append(name)
         # Groups without rank 0 hold replicas of what rank 0's groups hold (HSDP).
@@ -82,7 +86,8 @@ class AdapterGather:
                 found[name] = self._parameters[name].to(self._dtype).full_tensor()
             if not is_rank_0():
                 return {}
-            for name in self._whole:
+            found.update(self._plain)
+            for name in self._replicated:
                 found[name] = local_part(self._parameters[name])
         return found
 

@@ -110,6 +110,8 @@ class SnapshotBuffer:
         self._flat: torch.Tensor | None = None
         self._layout: tuple[Any, ...] = ()
         self._targets: list[torch.Tensor] = []
+        self._filled: list[int] = []
+        """Which parts have elements; each has its target."""
 
     @property
     def nbytes(self) -> int:
@@ -138,16 +140,22 @@ class SnapshotBuffer:
                 f"the adapter has {len(tensors)} tensors, {len(self._shapes)} were expected; the "
                 f"first that differs is {differing[0]}. Was the model changed after training began?"
             )
-        sources = [part for name in self._shapes for part in _parts(tensors[name])]
-        # An offloaded parameter may lie beside others that do not.
-        device = next((p.device for p in sources if p.device.type != "cpu"), sources[0].device)
-        self._lay_out(tensors, device)
+        sources: list[torch.Tensor] = []
+        cuts: dict[str, tuple[int | None, int]] = {}
+        for name in self._shapes:
+            tensor = tensors[name]
+            if isinstance(tensor, Shards):
+                sources += tensor.parts
+                cuts[name] = (tensor.dim, len(tensor.parts))
+            else:
+                sources.append(tensor)
+        self._lay_out(tensors, sources, cuts)
         assert self._flat is not None
         with torch.no_grad():
-            torch._foreach_copy_(self._targets, [part for part in sources if part.numel()])
+            torch._foreach_copy_(self._targets, [sources[index] for index in self._filled])
         if self._flat is not self._payload:
             self._payload.copy_(self._flat, non_blocking=True)
-            torch.cuda.current_stream(device).synchronize()
+            torch.cuda.current_stream(self._flat.device).synchronize()
 
     def has_effect(self) -> bool:
         """Whether the adapter changes the model: some B factor is not zero."""
@@ -157,11 +165,19 @@ class SnapshotBuffer:
             if ".lora_B." in name
         )
 
-    def _lay_out(self, tensors: Mapping[str, torch.Tensor | Shards], device: torch.device) -> None:
+    def _lay_out(
+        self,
+        tensors: Mapping[str, torch.Tensor | Shards],
+        sources: Sequence[torch.Tensor],
+        cuts: Mapping[str, tuple[int | None, int]],
+    ) -> None:
         """Make the views that the parts are copied to. They are kept: 392 of them take 2 ms."""
-        layout = (device, [_layout_of(tensors[name]) for name in self._shapes])
+        devices = {part.device for part in sources}
+        layout = (devices, cuts, [part.shape for part in sources])
         if layout == self._layout:
             return
+        # An offloaded parameter may lie beside others that do not.
+        device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
         if self._flat is None or self._flat.device != device:
             on_host = device.type == "cpu"
             self._flat = (
@@ -170,14 +186,15 @@ class SnapshotBuffer:
         targets: list[torch.Tensor] = []
         for name in self._shapes:
             targets += self._views_of_parts(name, self._view(self._flat, name), tensors[name])
-        self._targets = [target for target in targets if target.numel()]
+        self._filled = [index for index, target in enumerate(targets) if target.numel()]
+        self._targets = [targets[index] for index in self._filled]
         self._layout = layout
 
     def _views_of_parts(
         self, name: str, view: torch.Tensor, tensor: torch.Tensor | Shards
     ) -> Sequence[torch.Tensor]:
         """Where each part of a tensor goes."""
-        parts, (dim, _) = _parts(tensor), _layout_of(tensor)
+        parts, dim = (tensor.parts, tensor.dim) if isinstance(tensor, Shards) else ([tensor], 0)
         if dim is None:
             view, dim = view.view(-1), 0
         before, length, after = view.shape[:dim], view.shape[dim], view.shape[dim + 1 :]
@@ -194,15 +211,6 @@ class SnapshotBuffer:
     def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         start, shape = self._offsets[name] // flat.element_size(), self._shapes[name]
         return flat[start : start + shape.numel()].view(shape)
-
-
-def _parts(tensor: torch.Tensor | Shards) -> Sequence[torch.Tensor]:
-    return tensor.parts if isinstance(tensor, Shards) else [tensor]
-
-
-def _layout_of(tensor: torch.Tensor | Shards) -> tuple[int | None, list[torch.Size]]:
-    dim = tensor.dim if isinstance(tensor, Shards) else 0
-    return dim, [part.shape for part in _parts(tensor)]
 
 
 def _payload_offsets(template: bytes) -> tuple[dict[str, int], int]:

@@ -93,8 +93,15 @@ def lora_model(shape: str, rank: int, device: str) -> Any:
 
 
 def lora_state(model: Any) -> dict[str, Any]:
-    """What TRL hands to ``save_pretrained``: the LoRA tensors on the host."""
-    return {name: p.detach().cpu() for name, p in model.state_dict().items() if "lora_" in name}
+    """What TRL hands to ``save_pretrained``: the LoRA tensors on the host, whole.
+
+    Where they are cut over ranks, every rank must call this: one collective for each.
+    """
+    return {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu()
+        for name, p in model.state_dict().items()
+        if "lora_" in name
+    }
 
 
 def architecture(model_dir: Path) -> str:
@@ -104,12 +111,17 @@ def architecture(model_dir: Path) -> str:
     return architecture_fingerprint(json.loads((model_dir / "config.json").read_text()))
 
 
+def trained(model: Any) -> list[Any]:
+    """The parameters that are trained: the LoRA factors."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def cut_over_ranks(model: Any, ranks: int) -> Any:
     """The model, with each trained tensor cut over the ranks of the process group, as by FSDP2."""
     import torch
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(next(iter(trained(model))).device.type, (ranks,))
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.requires_grad:

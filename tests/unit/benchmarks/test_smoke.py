@@ -27,6 +27,7 @@ TINY_HERE = ("growth_manifest", "growth_tensors")
 
 SMALL = {
     "checkpoint_costs": ("--mib", "1"),
+    "gpu.snapshot": ("--tiny", "--processes", "2", "--out", ".benchmarks/gpu"),
     "proxy_decision": ("--groups", "2"),
     "proxy_own_code": ("--requests", "100"),
     "proxy_memory": ("--routed", "1000", "--served", "0"),
@@ -37,7 +38,7 @@ SMALL = {
 """With other arguments, and a table or a figure on stdout."""
 
 ARGUMENTS = (
-    "end_to_end", "gpu.hot_swap", "gpu.load", "gpu.snapshot", "gpu.trainer", "gpu.whole_run",
+    "end_to_end", "gpu.hot_swap", "gpu.load", "gpu.trainer", "gpu.whole_run",
     "plugin_soak", "plugin_swap_dip", "proxy_affinity", "replica_memory", "side_by_side",
     "slow_bucket", "soak",
 )  # fmt: skip

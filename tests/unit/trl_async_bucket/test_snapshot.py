@@ -135,3 +135,11 @@ def test_parts_become_the_whole(dim: int | None) -> None:
     buffer = SnapshotBuffer({"a": (5, 3)}, dtype=torch.float32, pin_memory=False)
     buffer.fill({"a": shards})
     assert torch.equal(safetensors.torch.load(bytes(buffer.data()))["a"], whole)
+
+
+def test_parts_that_are_cut_anew_go_to_their_new_places() -> None:
+    square = torch.arange(16.0).reshape(4, 4)
+    buffer = SnapshotBuffer({"w": (4, 4)}, dtype=torch.float32, pin_memory=False)
+    for dim in (0, 1, 0):
+        buffer.fill({"w": Shards([part.contiguous() for part in square.chunk(2, dim)], dim=dim)})
+        assert torch.equal(safetensors.torch.load(bytes(buffer.data()))["w"], square)

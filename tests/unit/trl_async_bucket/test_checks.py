@@ -10,7 +10,13 @@ import pytest
 from adapter_bucket.base_model import BaseModelRef
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.status import ReplicaStatus
-from trl_async_bucket.checks import check_quantization, check_replicas, rounding_notes
+from tests.unit.trl_async_bucket.models import tiny_peft_model
+from trl_async_bucket.checks import (
+    check_quantization,
+    check_replicas,
+    check_trained,
+    rounding_notes,
+)
 from trl_async_bucket.fleet import quantization_method
 
 
@@ -91,3 +97,19 @@ def test_rounding_is_told_and_not_refused() -> None:
 def test_the_quantization_is_read_from_the_models_config(config: Any, method: str | None) -> None:
     model = SimpleNamespace(config=SimpleNamespace(quantization_config=config))
     assert quantization_method(model) == method
+
+
+def test_weights_that_are_trained_besides_the_adapter_are_refused() -> None:
+    model = tiny_peft_model()
+    check_trained(model, "default")
+    model.base_model.model.model.norm.weight.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"1 weights besides.*model\.norm\.weight.*Freeze"):
+        check_trained(model, "default")
+
+
+def test_a_factor_of_several_modules_is_refused() -> None:
+    model = tiny_peft_model()
+    layers = model.base_model.model.model.layers
+    layers[1].mlp = layers[0].mlp
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.down_proj.*share their weights"):
+        check_trained(model, "default")

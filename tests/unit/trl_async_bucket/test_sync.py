@@ -173,28 +173,6 @@ def test_who_ends_a_run_second_returns_when_it_is_ended(
     thread.join()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["evaluate", "predict"])
-@pytest.mark.parametrize("in_training", [False, True])
-def test_completions_outside_of_training_leave_no_run_running(
-    server: StatusServer, tmp_path: Path, name: str, in_training: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """On-policy: an evaluation generates, so it claims the run."""
-    from trl_async_bucket.grpo import GRPOTrainer, TrlGRPOTrainer
-
-    def generates(trainer: Any) -> None:
-        trainer._bucket.start()
-
-    monkeypatch.setattr(TrlGRPOTrainer, name, generates)
-    trainer = GRPOTrainer.__new__(GRPOTrainer)
-    trainer._uses_bucket, trainer._in_training = True, in_training
-    trainer._bucket = make_sync(server, tiny_peft_model(), tmp_path)
-    getattr(trainer, name)()
-    expected = RunState.RUNNING if in_training else RunState.INTERRUPTED
-    assert read_manifest(server).state is expected
-
-
 def test_a_running_run_is_not_taken_without_being_asked_to(
     server: StatusServer, tmp_path: Path
 ) -> None:
@@ -276,23 +254,6 @@ def test_a_policy_of_two_adapters_is_refused(server: StatusServer, tmp_path: Pat
     make_sync(server, model, tmp_path)  # beside the active one, as TRL's reference
     model.base_model.set_adapter(["default", "other"])
     with pytest.raises(ConfigError, match=r"'other'.*only 'default'.*set_adapter\('default'\)"):
-        make_sync(server, model, tmp_path)
-
-
-def test_weights_that_are_trained_besides_the_adapter_are_refused(
-    server: StatusServer, tmp_path: Path
-) -> None:
-    model = tiny_peft_model()
-    model.base_model.model.model.norm.weight.requires_grad_(True)
-    with pytest.raises(ConfigError, match=r"1 weights besides.*model\.norm\.weight.*Freeze"):
-        make_sync(server, model, tmp_path)
-
-
-def test_a_factor_of_several_modules_is_refused(server: StatusServer, tmp_path: Path) -> None:
-    model = tiny_peft_model()
-    layers = model.base_model.model.model.layers
-    layers[1].mlp = layers[0].mlp
-    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.down_proj.*share their weights"):
         make_sync(server, model, tmp_path)
 
 

@@ -164,6 +164,12 @@ class Run:
         """Set when to look next."""
         self.due_at = now + self._interval(now, poll_s) * (1 + JITTER * (2 * self.random() - 1))
 
+    def next_at(self, now: float) -> float:
+        """When something is to be done for it."""
+        # A retry that is due already was passed over: its run has no slots.
+        retries = [retry.due_at for retry in self.retries.values() if retry.due_at > now]
+        return min([self.due_at, *retries])
+
     def _interval(self, now: float, poll_s: float) -> float:
         if self.waiting:
             return min(poll_s, EAGER_POLL_S)

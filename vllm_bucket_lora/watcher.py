@@ -38,6 +38,10 @@ LEAVING_TICK_S = 0.25
 FAULT_PAUSE_S = 1.0
 """Pause after an error of our own, so that it cannot spin."""
 
+SILENT_S = 120.0
+"""Longest call of the bucket of which nothing is said. S3's end earlier, those of a folder never if
+its mount hangs, and nothing else would tell that no version comes."""
+
 T = TypeVar("T")
 
 
@@ -276,10 +280,7 @@ class Watcher:
 
     async def _sleep(self) -> None:
         now = self._clock()
-        times = [self._listing.next_at, *(run.due_at for run in self.runs.values())]
-        # A retry that is due already was passed over by _choose: its run has no slots.
-        retries = [r.due_at for run in self.runs.values() for r in run.retries.values()]
-        times += [due_at for due_at in retries if due_at > now]
+        times = [self._listing.next_at, *(run.next_at(now) for run in self.runs.values())]
         if self._shelf.leaving:
             times.append(now + LEAVING_TICK_S)
         with contextlib.suppress(TimeoutError):
@@ -295,4 +296,7 @@ class Watcher:
         self._on_change()
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        asked = asyncio.get_running_loop().run_in_executor(self._executor, call)
+        if not (await asyncio.wait([asked], timeout=SILENT_S))[0]:
+            self._set_fault(f"StoreUnavailable: no answer for {SILENT_S:.0f} s; a mount may hang")
+        return await asked

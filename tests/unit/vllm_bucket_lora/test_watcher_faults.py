@@ -128,3 +128,27 @@ async def test_a_call_to_sleep_that_was_given_up_leaves_the_server_awake(tmp_pat
         held.set()
         await bench.until(lambda: bench.ready() == [1, 2, 3])
         assert bench.service.status().error is None
+
+
+async def test_a_bucket_that_does_not_answer_is_told_of_while_it_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "SILENT_S", 0.05)
+    held = threading.Event()
+
+    def hang(phase: Literal["before", "after"], call: str, key: str) -> None:
+        held.wait(20.0)
+
+    async with following(tmp_path) as (bench, writer):
+        store = writer._store
+        assert isinstance(store, MemoryStore)
+        publish(writer, 2)
+        await bench.until(lambda: bench.ready() == [1, 2])
+        store.hook = hang
+        await bench.until(lambda: "no answer for" in str(bench.service.status().error))
+        assert bench.engine.routable == {"run-a-v1", "run-a-v2"}
+        store.hook = None
+        held.set()
+        await bench.until(lambda: bench.service.status().error is None)
+        publish(writer, 3)
+        await bench.until(lambda: bench.ready() == [1, 2, 3])

@@ -45,7 +45,7 @@ bench-report: setup ## Write docs/performance.md from benchmarks/results
 docs: setup ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build
 
-faults: setup ## Every fault in every phase of a real run, and 20,000 requests through failing replicas (an hour)
+faults: setup ## Every fault in every phase of a real run, and 20,000 requests through failing replicas (half an hour)
 	@$(RUN) -m tests.faults.proxy_run $(FAULTS_ARGS)
 	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.matrix $(MATRIX_ARGS)
 

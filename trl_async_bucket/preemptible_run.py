@@ -15,7 +15,7 @@ import torch
 
 from trl_async_bucket.checkpointed_run import STOP_S, CheckpointedRun
 from trl_async_bucket.preemption import Preempted, SigtermWatch
-from trl_async_bucket.ranks import all_ranks
+from trl_async_bucket.ranks import all_ranks, from_rank_0
 from trl_async_bucket.sync import BucketSync
 
 logger = logging.getLogger(__name__)
@@ -35,15 +35,21 @@ class PreemptibleRun(CheckpointedRun):
     model_version: int
     _bucket_syncs: int
     _bucket_sigterm: SigtermWatch | None = None
-    """Between begin and end of the training loop, where SIGTERM can be watched."""
+    """Between begin and end of the training loop, where SIGTERM can be watched on some rank."""
     _bucket_stopped: bool = False
 
     def _run_begins(self) -> None:
         self._bucket_stopped = False
         super()._run_begins()
-        if self.args.bucket_grace_s:
-            watch = SigtermWatch(self.args.bucket_grace_s, on_last_call=self._last_call)
-            self._bucket_sigterm = watch if watch.install() else None
+        # Rank 0's, and the same decision on all: a watched step ends with a collective, and a rank
+        # that does not enter it leaves the others there.
+        grace_s = from_rank_0(self.args.bucket_grace_s)
+        if grace_s:
+            watch = SigtermWatch(grace_s, on_last_call=self._last_call)
+            installed = watch.install()
+            self._bucket_sigterm = watch if self._any_rank(installed) else None
+            if self._bucket_sigterm is not None and not installed:
+                logger.info("this rank stops when another one gets SIGTERM")
 
     def _release_sigterm(self) -> bool:
         """The training loop is left, however; says whether a notice came. All ranks."""

@@ -64,14 +64,17 @@ class CheckpointedRun(_Base):  # type: ignore[misc]
     """How long the last checkpoint took to write to the local disk."""
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; ``resume_from_checkpoint`` may also be ``"bucket"`` or ``"bucket:required"``."""
+        """TRL's; ``resume_from_checkpoint`` may also be ``"bucket"`` or ``"bucket:required"``.
+
+        Without weight sync through the bucket these are names of folders, as any other.
+        """
+        if not self._uses_bucket:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
         asked = asked_for(resume_from_checkpoint, self.args.resume_from_checkpoint)
         self._bucket_resumed, self._bucket_succeeds = None, asked is not None
         if self.args.device.type == "cpu":
             let_torch_load_to_numbered_cpus()
         if asked is not None:
-            if not self._uses_bucket:
-                raise ConfigError(f"resume_from_checkpoint={asked!r} needs weight_sync='bucket'")
             self._bucket_resumed = self._find_resume_point(asked)
             point = self._bucket_resumed
             resume_from_checkpoint = None if point is None else str(point.path)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapter_bucket.base_model import BaseModelRef, architecture_fingerprint
+from adapter_bucket.errors import BucketError
 from adapter_bucket.status import ReplicaStatus
 from adapter_bucket.store import Store
 from trl_async_bucket.checks import (
@@ -58,6 +59,15 @@ class Fleet:
     """dtype of the published adapters, without ``torch.``."""
     logprobs_mode: str = UNKNOWN
     """``--logprobs-mode`` of the replicas; all of them, where they differ."""
+
+    def fault(self) -> str | None:
+        """Why no replica can be asked; ``None`` if one answers, or none is ever asked."""
+        try:
+            if isinstance(self.readiness, ReplicaClient):
+                self.readiness.replicas()
+        except BucketError as error:
+            return str(error)
+        return None
 
 
 def connect(settings: SyncSettings, store: Store, trained: TrainedModel) -> Fleet:

@@ -1,6 +1,6 @@
 """The background publisher: from a filled snapshot to a version that rollouts may ask for.
 
-Owns the one background thread of a trainer and the hand-over to it. Newest wins: of snapshots that
+Owns the background thread that publishes and the hand-over to it. Newest wins: of snapshots that
 arrive while one is being published only the last is kept, so there are never more than two buffers.
 A version advances the rollouts only when it is ready. Where one is passed over (``version_wait``)
 and the trainer waits for it, its weights are published again, under the next number.
@@ -28,8 +28,8 @@ class Publisher:
     """Publishes snapshots one at a time on a thread of its own.
 
     The trainer's thread calls ``reserve``, ``submit``, ``wait_lag`` and ``close``; everything else
-    happens on the publisher's thread. An error there stops the publisher and is raised in the
-    trainer's next call: nothing is skipped in silence.
+    happens on the publisher's thread, or, waiting for readiness, on one beside it. An error there
+    stops the publisher and is raised in the trainer's next call: nothing is skipped in silence.
 
     Args:
         publish: Commits one snapshot to the bucket. Called again after ``StoreUnavailable``.
@@ -197,8 +197,8 @@ class Publisher:
         """Stop the thread.
 
         Args:
-            drain: Publish what is pending first; otherwise drop it, and only see an upload out: the
-                thread may still wait for a replica's answer, but writes no more.
+            drain: Publish what is pending first; otherwise drop it, and only see an upload out: a
+                call may still wait for a replica's answer, but nothing is written any more.
             timeout_s: How long to wait for the thread.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from adapter_bucket.errors import BucketError, ConfigError
+from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import adapter_name
 from adapter_bucket.manifest import RunState
 from adapter_bucket.probe import Probe
@@ -26,8 +26,8 @@ from trl_async_bucket.adapter_config import largest_rank, portable_config
 from trl_async_bucket.checks import check_adapter_config, check_trained
 from trl_async_bucket.claim import claim_run
 from trl_async_bucket.fleet import TrainedModel, base_model_ref, connect
+from trl_async_bucket.publish_retries import finish_with_retries
 from trl_async_bucket.publisher import Publisher
-from trl_async_bucket.readiness import ReplicaClient
 from trl_async_bucket.settings import SyncSettings
 from trl_async_bucket.snapshot import Shards, SnapshotBuffer, full_shape, lora_parameters
 from trl_async_bucket.sync_record import Snapshot, SyncRecord
@@ -140,12 +140,7 @@ class BucketSync:
 
     def replicas_fault(self) -> str | None:
         """Why no replica can be asked; ``None`` if one answers, or none is ever asked."""
-        try:
-            if isinstance(self._fleet.readiness, ReplicaClient):
-                self._fleet.readiness.replicas()
-        except BucketError as error:
-            return str(error)
-        return None
+        return self._fleet.fault()
 
     def take_records(self) -> list[SyncRecord]:
         """Records of the syncs finished since the last call."""
@@ -240,10 +235,25 @@ class BucketSync:
         return waited_s
 
     def finish(self) -> None:
-        """Publish what is pending, then mark the run finished."""
-        _, publisher = self._running()
+        """Publish what is pending, then mark the run finished.
+
+        Raises:
+            StoreUnavailable: the bucket stayed away for the time limit of a version.
+        """
+        writer, publisher = self._running()
+        timeout_s = self._settings.timeout_s
         # Twice: one version may be under way and one waiting, each with a limit of its own.
-        publisher.close(drain=True, timeout_s=2 * self._settings.timeout_s)
+        deadline = time.monotonic() + 2 * timeout_s
+        publisher.close(drain=True, timeout_s=2 * timeout_s)
+        finish_with_retries(
+            self._mark_finished,
+            limit_s=min(timeout_s, deadline - time.monotonic()),
+            done=f"its last version, {writer.manifest.latest}, is published",
+            command=f"bucket-lora finish {self._store.url} {self._settings.run_id}",
+        )
+
+    def _mark_finished(self) -> None:
+        # Held for one attempt: whoever ends the run between two of them need not wait.
         with self._ending:
             writer, _ = self._running()  # not if it was interrupted meanwhile, and so not drained
             writer.close(RunState.FINISHED)

@@ -8,8 +8,11 @@ would stop all learning, so the second in a row is an error. See decision 0091.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from enum import Enum, auto
+from functools import partial
 
 from adapter_bucket.json_logs import about
 from trl_async_bucket.readiness import RefusedForNow, ReplicasRefused
@@ -30,8 +33,17 @@ class Waited(Enum):
     """No replica will serve it; another version has to follow."""
 
 
+STOP_CHECK_S = 0.05
+"""Longest time for which a stop request goes unseen."""
+
+
 class VersionWait:
-    """Waits for one version after the other. Not thread-safe: used on the publisher's thread."""
+    """Waits for one version after the other. Not thread-safe: used on the publisher's thread.
+
+    Args:
+        wait_ready: Called on a thread of its own, one call at a time, and none after one that was
+            left because of a stop request.
+    """
 
     def __init__(self, wait_ready: WaitReady) -> None:
         self._wait_ready = wait_ready
@@ -45,7 +57,7 @@ class VersionWait:
             StoreUnavailable: not ready within ``timeout_s``.
         """
         try:
-            if not self._wait_ready(version, timeout_s, should_stop):
+            if not self._ask(version, timeout_s, should_stop):
                 return Waited.STOPPED
         except RefusedForNow as error:
             if self._last_refusal is not None:
@@ -65,3 +77,27 @@ class VersionWait:
             return Waited.PASSED_OVER
         self._last_refusal = None
         return Waited.READY
+
+    def _ask(self, version: int, timeout_s: float, should_stop: Callable[[], bool]) -> bool:
+        """Leaves the call alone once it is to stop: a status call to a machine that is gone lasts
+        for its whole timeout, longer than what a preempted trainer has for its last version."""
+        if should_stop():
+            return False
+        answer: Future[bool] = Future()
+        call = partial(self._wait_ready, version, timeout_s, should_stop)
+        threading.Thread(
+            target=_settle, args=(answer, call), name="bucket-readiness", daemon=True
+        ).start()
+        while not wait([answer], timeout=STOP_CHECK_S).done:
+            if should_stop():
+                return False
+        return answer.result()
+
+
+def _settle(answer: Future[bool], call: Callable[[], bool]) -> None:
+    try:
+        result = call()
+    except BaseException as error:  # the thread's boundary: raised again by who waits
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)

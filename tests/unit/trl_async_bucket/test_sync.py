@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adapter_bucket.errors import ConfigError, FencedError, NotPublished
+from adapter_bucket.errors import ConfigError, FencedError, NotPublished, StoreUnavailable
 from adapter_bucket.fetch import RunReader, fetch_version
 from adapter_bucket.manifest import Manifest, RunState
 from adapter_bucket.publish import RunWriter
@@ -23,6 +24,7 @@ from tests.unit.trl_async_bucket.models import (
     tiny_peft_model,
     train_one_step,
 )
+from trl_async_bucket import publish_retries
 from trl_async_bucket.settings import SyncSettings
 from trl_async_bucket.snapshot import lora_parameters
 from trl_async_bucket.sync import BucketSync
@@ -171,6 +173,58 @@ def test_who_ends_a_run_second_returns_when_it_is_ended(
     expected = {"interrupt": RunState.INTERRUPTED, "finish": RunState.FINISHED}
     assert read_manifest(server).state is expected[first]
     thread.join()
+
+
+def test_an_outage_while_a_run_is_marked_finished_is_waited_out(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    model = tiny_peft_model()
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    publish(sync, 1, model)
+    (tmp_path / "bucket").rename(tmp_path / "away")
+    back = threading.Timer(1.0, (tmp_path / "away").rename, [tmp_path / "bucket"])
+    back.start()
+    sync.finish()
+    back.join()
+    assert read_manifest(server).state is RunState.FINISHED
+    assert not sync.running
+
+
+def test_a_run_that_could_not_be_marked_finished_says_what_is_left_to_do(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    model = tiny_peft_model()
+    sync = make_sync(server, model, tmp_path, timeout_s=3.0)
+    sync.start()
+    publish(sync, 2, model)
+    (tmp_path / "bucket").rename(tmp_path / "away")
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=r"last version, 2, is.*`bucket-lora finish file:"):
+        sync.finish()
+    assert 1.0 < time.monotonic() - began < 6.0
+
+
+def test_an_interrupt_does_not_wait_for_a_run_to_be_marked_finished(
+    server: StatusServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline's thread after a SIGTERM, with less time than an outage lasts."""
+    monkeypatch.setattr(publish_retries, "RETRY_FIRST_S", 6.0)
+    model = tiny_peft_model()
+    sync = make_sync(server, model, tmp_path)
+    sync.start()
+    publish(sync, 1, model)
+    (tmp_path / "bucket").rename(tmp_path / "away")
+    with ThreadPoolExecutor(1) as pool:
+        finishing = pool.submit(sync.finish)
+        time.sleep(1.0)
+        (tmp_path / "away").rename(tmp_path / "bucket")
+        began = time.monotonic()
+        sync.interrupt()
+        assert time.monotonic() - began < 3.0
+        assert read_manifest(server).state is RunState.INTERRUPTED
+        with pytest.raises(ConfigError, match="has ended"):
+            finishing.result()
 
 
 def test_a_running_run_is_not_taken_without_being_asked_to(

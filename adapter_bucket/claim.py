@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 
 from adapter_bucket.base_model import BaseModelRef, mismatch
 from adapter_bucket.errors import (
@@ -20,7 +21,7 @@ from adapter_bucket.fencing import (
     read_manifest,
     withdraw_claims,
 )
-from adapter_bucket.layout import manifest_key
+from adapter_bucket.layout import adapters_prefix, manifest_key, parse_version_key
 from adapter_bucket.manifest import FORMAT_VERSION, Manifest, RunState, Writer, encode
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Store
@@ -59,6 +60,25 @@ def claim_run(
         if not store.conditional_writes:
             withdraw_claims(store, run_id, token=token)  # it would fence the writer that won
         raise
+
+
+def versions_with_objects(store: Store, owner: Ownership) -> set[int]:
+    """Versions of a run that was just claimed of which the bucket holds anything.
+
+    Raises:
+        StoreUnavailable: the listing failed. The run is marked interrupted, if possible: still
+            marked running, it would be refused to the same trainer when it tries again.
+    """
+    run_id = owner.manifest.run_id
+    try:
+        keys = [parse_version_key(key) for key in store.list(adapters_prefix(run_id))]
+    except BucketError:
+        with suppress(BucketError):
+            owner.write(
+                lambda manifest: manifest.model_copy(update={"state": RunState.INTERRUPTED})
+            )
+        raise
+    return {version for run, version in filter(None, keys) if run == run_id}
 
 
 def _claim(

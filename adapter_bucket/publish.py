@@ -18,17 +18,15 @@ from pydantic import ValidationError
 
 from adapter_bucket.adapter_files import canonical_config, check_adapter
 from adapter_bucket.base_model import BaseModelRef
-from adapter_bucket.claim import claim_run
+from adapter_bucket.claim import claim_run, versions_with_objects
 from adapter_bucket.errors import BucketError, ConfigError, IntegrityError
 from adapter_bucket.fencing import Ownership
 from adapter_bucket.layout import (
     ADAPTER_FILES,
     CONFIG_FILE,
     WEIGHTS_FILE,
-    adapters_prefix,
     check_version,
     file_key,
-    parse_version_key,
 )
 from adapter_bucket.manifest import Manifest, RunState, VersionEntry, brief
 from adapter_bucket.probe import Probe
@@ -112,6 +110,8 @@ class RunWriter:
                 claimed it in the same moment. The message names that writer.
             ConfigError: the run has another base model, or was deleted.
             IntegrityError: the manifest in the bucket cannot be read.
+            StoreUnavailable: the store failed; claim again. The run is not left marked running by
+                this call, unless the store takes no write either.
         """
         owner = claim_run(
             store,
@@ -276,9 +276,7 @@ class RunWriter:
 
     def _look_for_orphans(self) -> None:
         """One listing per claim: what a crashed writer left decides the next version's number."""
-        run_id = self.manifest.run_id
-        keys = map(parse_version_key, self._store.list(adapters_prefix(run_id)))
-        found = {version for run, version in filter(None, keys) if run == run_id}
+        found = versions_with_objects(self._store, self._owner)
         named = {entry.version for entry in self.manifest.versions}
         self._floor = max(found, default=0)
         self._reap(dead_versions(found, named=named, latest=self.manifest.latest))

@@ -65,6 +65,9 @@ class NoEngine:
         """No request is ever served."""
         return 0
 
+    def tidy(self, name: str) -> None:
+        """Nothing is kept."""
+
     async def remove(self, name: str) -> None:
         """There is no slot."""
 

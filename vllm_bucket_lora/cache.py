@@ -44,14 +44,21 @@ class VersionCache:
             _check_adapter(path / WEIGHTS_FILE, entry)
         return path
 
-    def remove(self, run_id: str, version: int, *, unless: Callable[[], bool]) -> bool:
-        """See ``ports.Cache.remove``."""
-        with self._lock(run_id, version):
-            if unless():
-                return False
+    @contextmanager
+    def turn(self, run_id: str, version: int) -> Iterator[Callable[[], None]]:
+        """See ``ports.Cache.turn``."""
+
+        def delete() -> None:
             shutil.rmtree(self._versions / run_id / version_dir(version), ignore_errors=True)
-        (self._locks / adapter_name(run_id, version)).unlink(missing_ok=True)
-        return True
+            (self._locks / adapter_name(run_id, version)).unlink(missing_ok=True)
+
+        with self._lock(run_id, version):
+            yield delete
+
+    def remove(self, run_id: str, version: int) -> None:
+        """Delete a version's files, which nobody needs any more."""
+        with self.turn(run_id, version) as delete:
+            delete()
 
     @contextmanager
     def _lock(self, run_id: str, version: int) -> Iterator[None]:

@@ -179,10 +179,13 @@ class VllmLoader:
         states = self._engine.output_processor.request_states.values()
         return sum(state.lora_name == name for state in states)
 
-    async def remove(self, name: str) -> None:
-        """See ``ports.Loader.remove``. Without it the slot would stay taken until it is needed."""
+    def tidy(self, name: str) -> None:
+        """See ``ports.Loader.tidy``."""
         self._models.lora_resolver_lock.pop(name, None)
         forget_adapter(name)
+
+    async def remove(self, name: str) -> None:
+        """See ``ports.Loader.remove``. Without it the slot would stay taken until it is needed."""
         number = stable_id(name)
         if self._claims.holder(number) != name:
             return  # never loaded, because another one has its number
@@ -191,8 +194,10 @@ class VllmLoader:
         except EngineDeadError:
             raise
         except Exception:
-            # Not worth more than a line: the engine's own LRU frees the slot when it needs one.
+            # The engine's own LRU frees the slot when it needs one. Until then it may take another
+            # adapter of the number for this one, so the number stays claimed.
             logger.exception("the engine did not free the slot of %s", name)
+            return
         self._claims.release(number)
 
 

@@ -102,12 +102,12 @@ class Follower:
         try:
             request = self._load(entry, path)
         except BaseException:
-            self._cache.remove(self._run_id, entry.version, unless=lambda: False)
+            self._cache.remove(self._run_id, entry.version)
             raise
         old, self._current = self._current, (entry, request)
         if old is not None:
             self._remove(self._name(old[0]))
-            self._cache.remove(self._run_id, old[0].version, unless=lambda: False)
+            self._cache.remove(self._run_id, old[0].version)
         logger.info("generating with %s", self._name(entry))
         return request
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -40,8 +41,12 @@ class Loader(Protocol):
         """Requests of this process that are being served with it."""
         ...
 
+    def tidy(self, name: str) -> None:
+        """Drop what this process keeps for it. Called when none of its requests use it any more."""
+        ...
+
     async def remove(self, name: str) -> None:
-        """Free its slot. Called when no request uses it any more."""
+        """Free its slot. Called, after ``tidy``, when no process uses it any more."""
         ...
 
 
@@ -58,10 +63,12 @@ class Cache(Protocol):
         """
         ...
 
-    def remove(self, run_id: str, version: int, *, unless: Callable[[], bool]) -> bool:
-        """Delete a version's files, unless ``unless()`` says that they are needed.
+    def turn(
+        self, run_id: str, version: int
+    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Keep every process from fetching a version while the context lasts. Entering blocks.
 
-        Guarantees: no ``fetch`` of the version runs between the question and the deletion.
+        Yields what deletes the version's files.
         """
         ...
 

@@ -70,7 +70,7 @@ class OwnCopies:
         if self._paths.pop(name, None) is not None:
             _, cache = self._open()
             with contextlib.suppress(OSError):
-                cache.remove(*_parsed(name), unless=lambda: False)
+                cache.remove(*_parsed(name))
 
     def _open(self) -> tuple[Store, VersionCache]:
         if self._opened is None:

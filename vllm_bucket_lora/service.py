@@ -25,7 +25,7 @@ from vllm_bucket_lora.status import (
     version_status,
     view_of,
 )
-from vllm_bucket_lora.watcher import Watcher
+from vllm_bucket_lora.watcher import FAULT_PAUSE_S, Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class Service:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task_fault: str | None = None
+        self._group_fault: str | None = None
+        """Why the other processes cannot be followed now."""
         self._listeners: list[Callable[[], None]] = []
         self._shelf: Shelf
         self._watcher: Watcher
@@ -107,7 +109,10 @@ class Service:
             runs=views,
             holds=self._shelf.names,
             admission=watcher.admission,
-            fault=watcher.fault or self._task_fault or (ASLEEP if watcher.sleep.asleep else None),
+            fault=watcher.fault
+            or self._task_fault
+            or self._group_fault
+            or (ASLEEP if watcher.sleep.asleep else None),
             slept_at=watcher.sleep.slept_at,
             woke_at=watcher.sleep.woke_at,
         )
@@ -206,8 +211,24 @@ class Service:
 
     async def _follow_group(self) -> None:
         while True:
-            self._group.poll(on_wake=self._watcher.wake, on_change=self._group_changed)
+            try:
+                self._group.poll(on_wake=self._watcher.wake, on_change=self._group_changed)
+                if self._group_fault is not None:
+                    self._group_fault = None
+                    self._watcher.wake()  # a change may have been seen and not heeded
+                    self.publish()
+            except Exception as error:  # without it no version would be ready on all of them again
+                logger.exception("following the other API servers failed; it goes on")
+                self._group_fault = f"{type(error).__name__}: {error}"
+                self._tell_group_fault()
+                await asyncio.sleep(FAULT_PAUSE_S)
             await asyncio.sleep(TICK_S)
+
+    def _tell_group_fault(self) -> None:
+        try:
+            self.publish()
+        except Exception:  # the others cannot be told, probably for the same reason
+            logger.exception("that the other API servers are not followed cannot be told to them")
 
     def _group_changed(self) -> None:
         self._notify()

@@ -7,13 +7,13 @@ request uses it, out of the engine, and its files last.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import TypeVar
 
 from adapter_bucket.json_logs import about
@@ -190,13 +190,15 @@ class Shelf:
 
     async def _let_go(self, name: str, held: Held) -> None:
         self._on_change()
-        if not self._group.held_elsewhere(name):
-            await self._loader.remove(name)
-            await self._blocking(partial(self._remove_files, name, held))
-
-    def _remove_files(self, name: str, held: Held) -> None:
-        needed = partial(self._group.held_elsewhere, name)
-        self._cache.remove(held.run_id, held.version, unless=needed)
+        self._loader.tidy(name)
+        # A process that takes it back says so before it fetches, and then waits for this turn: so
+        # either we see it here, or it fetches and loads anew what is gone once the turn is over.
+        turn = self._cache.turn(held.run_id, held.version)
+        with contextlib.ExitStack() as stack:
+            delete = await self._blocking(lambda: stack.enter_context(turn))
+            if not self._group.held_elsewhere(name):
+                await self._loader.remove(name)
+                await self._blocking(delete)
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)

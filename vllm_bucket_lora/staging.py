@@ -69,8 +69,8 @@ class Stage:
         self._copies: tuple[Layout, copies.Copies] | None = None
         self._missed: Layout | None = None
         """Layout of the last piece that came without recorded copies."""
-        self.holds: int | None = None
-        """Number of the adapter that is staged."""
+        self.holds: Any = None
+        """The ``LoRAModel`` that is staged: itself, as its number may come again."""
         with self._on_stream():  # memory of the loop's own stream may still be in use there
             self._parts = {
                 name: self._part(module)
@@ -106,7 +106,7 @@ class Stage:
                     self._set(manager, lora)
         if self._stream is not None:
             self._stream.synchronize()
-        self.holds = lora.id
+        self.holds = lora
         return True
 
     def activate(self, manager: Any, number: int, original: Any) -> Any:
@@ -234,10 +234,10 @@ def stage(manager: Any, lora: Any) -> None:
         logger.exception("adapters are not staged: the engine loop copies them from now on")
 
 
-def drop_unless(manager: Any, expected: Container[int | None]) -> None:
+def drop_unless(manager: Any, expected: Container[int]) -> None:
     """Make room if the load of the staged adapter never came. For the engine loop."""
     staged = getattr(manager, _STAGE, None)
-    if staged is not None and staged.holds not in expected:
+    if staged is not None and staged.holds is not None and staged.holds.id not in expected:
         staged.holds = None
 
 
@@ -255,7 +255,11 @@ def install() -> None:
     @functools.wraps(original)
     def activate_adapter(self: Any, lora_id: int) -> Any:
         staged = getattr(self, _STAGE, None)
-        if staged is None or staged.holds != lora_id or lora_id in self._active_adapters:
+        if staged is None or staged.holds is None or lora_id in self._active_adapters:
+            return original(self, lora_id)
+        if staged.holds is not self.get_adapter(lora_id):  # never by its number: it comes again
+            if staged.holds.id == lora_id:
+                staged.holds = None
             return original(self, lora_id)
         try:
             return staged.activate(self, lora_id, original)

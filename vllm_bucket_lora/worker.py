@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from adapter_bucket.stores import open_store
 from vllm_bucket_lora import cpu_kernels, staging
 from vllm_bucket_lora.config import SESSION_ENV, URL_ENV
 from vllm_bucket_lora.layouts import PIECE, Layouts
+from vllm_bucket_lora.prepared import Prepared, PreparedAdapters
 from vllm_bucket_lora.remote import OwnCopies, is_elsewhere, is_ours
 
 logger = logging.getLogger(__name__)
@@ -34,25 +35,25 @@ PREPARED = "bucket_lora_prepared"
 SHARES = "bucket_lora_shares"
 """Names of the worker methods that the API server calls."""
 
-_MAX_PREPARED = 4
-"""Adapters kept between reading and loading; more are leftovers of loads that never came."""
-
 _FILES = "bucket_lora_files"
 """Attribute of an adapter that vLLM read: the directory of its files."""
 
-_prepared: dict[int, Future[Any]] = {}
+_NAME = "bucket_lora_name"
+"""Attribute of an adapter that vLLM read for us: whose weights these are."""
+
+_prepared = PreparedAdapters()
 _layouts = Layouts()
 # One thread for ever: each new thread that uses torch would start a pool of threads of its own.
 _thread = ThreadPoolExecutor(1, thread_name_prefix="bucket-lora-prepare")
 
 
 def install() -> None:
-    """Wrap two methods of ``WorkerLoRAManager``, add three worker methods. Idempotent.
+    """Wrap three methods of ``WorkerLoRAManager``, add three worker methods. Idempotent.
 
     To be removed once vLLM reads adapters outside its loop, and refuses one of which it applies
     only a part. Neither holds for 0.32.
     """
-    from vllm.lora.worker_manager import WorkerLoRAManager
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager, WorkerLoRAManager
     from vllm.v1.worker.worker_base import WorkerBase
 
     adopt_logging()
@@ -60,12 +61,13 @@ def install() -> None:
     original = WorkerLoRAManager._load_adapter
     if getattr(original, "_bucket_lora", False):
         return
-    names: dict[int, str] = {}
-    read = functools.partial(read_adapter, original, names)
+    fetched: dict[int, set[str]] = {}
+    read = functools.partial(read_adapter, original, fetched)
 
     @functools.wraps(original)
     def _load_adapter(self: Any, lora_request: Any) -> Any:
-        ready = _prepared.pop(lora_request.lora_int_id, None)
+        number, name = lora_request.lora_int_id, lora_request.lora_name
+        ready = _prepared.take(number, name, lora_request.lora_path)
         if ready is not None and ready.exception() is None:
             return ready.result()
         return read(self, lora_request)  # fails again, if it did, with vLLM's own error
@@ -74,15 +76,38 @@ def install() -> None:
 
     @functools.wraps(remove)
     def remove_adapter(self: Any, adapter_id: int) -> Any:
-        if adapter_id in names:
-            _thread.submit(_copies().forget, names.pop(adapter_id))
+        _prepared.drop(adapter_id)
+        staging.drop_unless(self._adapter_manager, _prepared)
+        for name in fetched.pop(adapter_id, ()):
+            _thread.submit(_copies().forget, name)  # after what is being read there
         return remove(self, adapter_id)
 
     staging.install()
     _load_adapter._bucket_lora = True  # type: ignore[attr-defined]
     WorkerLoRAManager._load_adapter = _load_adapter
     WorkerLoRAManager.remove_adapter = remove_adapter
+    for manager in (WorkerLoRAManager, LRUCacheWorkerLoRAManager):
+        _refuse_twins(manager)
     _add_worker_methods(WorkerBase, read)
+
+
+def _refuse_twins(manager: Any) -> None:
+    """Have ``add_adapter`` compare names: it takes another adapter of the number for this one."""
+    add = manager.add_adapter
+
+    @functools.wraps(add)
+    def add_adapter(self: Any, request: Any) -> Any:
+        held = self._adapter_manager.get_adapter(request.lora_int_id)
+        name = getattr(held, _NAME, None)
+        if held is not None and name != request.lora_name and (name or is_ours(request.lora_path)):
+            raise ValueError(
+                f"the engine still has {name or 'an adapter of another origin'} under the number "
+                f"of {request.lora_name} ({request.lora_int_id}), and would serve its weights; "
+                "restart the server, or choose another run id"
+            )
+        return add(self, request)
+
+    manager.add_adapter = add_adapter
 
 
 def _session() -> str:
@@ -102,21 +127,21 @@ def _copies() -> OwnCopies:
 def _add_worker_methods(worker: Any, read: Any) -> None:
     def prepare(self: Any, name: str, number: int, path: str) -> None:
         manager = self.model_runner.lora_manager
-        if number in _prepared or number in manager.list_adapters():
+        if _prepared.expects(number, name, path) or number in manager.list_adapters():
             return
-        while len(_prepared) >= _MAX_PREPARED:
-            _prepared.pop(next(iter(_prepared)))
+        _prepared.make_room()
         staging.drop_unless(manager._adapter_manager, _prepared)
-        _prepared[number] = _thread.submit(build, manager, read, name, number, path)
+        adapter = _thread.submit(build, manager, read, name, number, path)
+        _prepared.put(number, Prepared(name, path, adapter))
 
     def prepared(self: Any, number: int) -> bool | str:
         """Whether it is read; a text says why not, where another attempt may succeed."""
-        future = _prepared.get(number)
+        future = _prepared.find(number)
         if future is None or not future.done():
             return future is None
         error = future.exception()
         if isinstance(error, BucketError):
-            del _prepared[number]
+            _prepared.drop(number)
             return f"{type(error).__name__}: {error}"
         return True
 
@@ -129,27 +154,29 @@ def _add_worker_methods(worker: Any, read: Any) -> None:
     setattr(worker, SHARES, shares)
 
 
-def read_adapter(original: Any, names: dict[int, str], manager: Any, request: Any) -> Any:
+def read_adapter(original: Any, fetched: dict[int, set[str]], manager: Any, request: Any) -> Any:
     """Read an adapter's files, wherever they are, and compare its modules with the model's.
 
     Args:
         original: vLLM's own reading.
-        names: Names of the adapters that this machine fetched by itself, by number.
+        fetched: Names of the adapters that this machine fetched by itself, by number.
         manager: vLLM's manager of this worker.
         request: vLLM's request for the adapter.
     """
     ours = is_ours(request.lora_path)
     if is_elsewhere(request.lora_path, _session()):
+        fetched.setdefault(request.lora_int_id, set()).add(request.lora_name)
         path = _copies().path(request.lora_name)
-        names[request.lora_int_id] = request.lora_name
         request = msgspec.structs.replace(request, lora_path=str(path))
     if ours:
         pin = manager.device.type == "cuda"
         known = _layouts.read(request.lora_int_id, Path(request.lora_path), pin=pin)
         if known is not None:
+            setattr(known, _NAME, request.lora_name)
             return known
     lora = original(manager, request)
     if ours:
+        setattr(lora, _NAME, request.lora_name)
         setattr(lora, _FILES, Path(request.lora_path))
         own = manager._adapter_manager
         check_modules(lora.loras, own, elsewhere=layers_elsewhere(own.model))

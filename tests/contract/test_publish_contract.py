@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -169,6 +170,27 @@ def test_a_fenced_writer_that_woke_up_cannot_block_a_number(
     with pytest.raises(FencedError):
         old.publish(1, **version(1))
     assert fetch_version(reopen(), RUN, entry, tmp_path / "again")
+
+
+def test_a_claim_that_fails_after_all_is_no_other_writers(store: Store) -> None:
+    """The listing fails, which decides the next version's number; then the trainer tries again."""
+    claim(store).publish(1, **version(1))
+
+    class Unlisted:
+        """The store, whose versions cannot be listed."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def list(self, prefix: str) -> Iterator[str]:
+            if "/adapters/" in prefix:
+                raise StoreUnavailable("no listing today")
+            return store.list(prefix)
+
+    with pytest.raises(StoreUnavailable, match="no listing today"):
+        claim(cast(Store, Unlisted()), "second", takeover=True)
+    writer = claim(store, "second")
+    assert writer.next_version == 2
 
 
 def test_orphans_go_once_a_later_version_passed_them(store: Store) -> None:

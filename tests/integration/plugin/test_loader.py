@@ -33,6 +33,8 @@ class FakeClient:
         self.calls: list[str] = []
         self.answers: dict[str, bool | str] = {}
         """What the second worker answers."""
+        self.keeps = False
+        """Whether it fails to remove an adapter."""
         self.output_processor = SimpleNamespace(request_states={})
         self._fails = fails
         self._added = added
@@ -45,6 +47,8 @@ class FakeClient:
 
     async def remove_lora(self, number: int) -> bool:
         self.calls.append("remove")
+        if self.keeps:
+            raise RuntimeError("busy")
         return True
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[bool | str]:
@@ -121,6 +125,36 @@ def test_two_processes_do_not_load_two_adapters_of_one_number(adapter: Path) -> 
         await other.remove("run-v1")
         for loader in (one, other):
             await loader.load(twin, adapter, None)
+
+    asyncio.run(scenario())
+
+
+def test_the_number_of_an_adapter_that_the_engine_may_still_have_is_not_given_away(
+    adapter: Path,
+) -> None:
+    async def scenario() -> None:
+        client = FakeClient()
+        loader = loader_for(client, models(), adapter)
+        await loader.load("run-v1", adapter, None)
+        await loader.forget("run-v1")
+        client.keeps = True
+        await loader.remove("run-v1")
+        with pytest.raises(LoadRefused, match="run-v1, which is loaded"):
+            await loader.load(f"run-v{1 + 4096}", adapter, None)
+        await loader.load("run-v1", adapter, None)
+
+    asyncio.run(scenario())
+
+
+def test_nothing_stays_of_an_adapter_in_a_process_that_is_done_with_it(adapter: Path) -> None:
+    async def scenario() -> None:
+        table = models()
+        loader = loader_for(FakeClient(), table, adapter)
+        await loader.load("run-v1", adapter, None)
+        await loader.forget("run-v1")
+        loader.tidy("run-v1")  # and another process removes it
+        assert not table.lora_resolver_lock
+        assert not table.lora_requests
 
     asyncio.run(scenario())
 

@@ -60,6 +60,9 @@ class FakeEngine:
     def in_flight(self, name: str) -> int:
         return self.in_use.get(name, 0)
 
+    def tidy(self, name: str) -> None:
+        self.calls.append(f"tidy {name}")
+
     async def remove(self, name: str) -> None:
         self.calls.append(f"remove {name}")
 

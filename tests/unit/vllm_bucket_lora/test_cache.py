@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -35,17 +35,23 @@ def test_processes_that_fetch_at_once_share_one_download(tmp_path: Path) -> None
     assert store.downloads == 1
 
 
-def test_files_that_another_process_needs_are_not_deleted(tmp_path: Path) -> None:
+def test_a_version_is_not_fetched_while_another_process_decides_about_it(tmp_path: Path) -> None:
     store = MemoryStore()
     writer = claim(store)
     publish(writer, 1)
     cache = VersionCache(store, tmp_path)
     path = cache.fetch("run-a", writer.manifest.versions[0])
-    assert not cache.remove("run-a", 1, unless=lambda: True)
+    other = VersionCache(store, tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        with cache.turn("run-a", 1) as delete:
+            fetched = pool.submit(other.fetch, "run-a", writer.manifest.versions[0])
+            delete()
+            assert wait([fetched], timeout=0.1).not_done
+            assert not path.exists()
+        assert fetched.result(timeout=30) == path
     assert path.is_dir()
-    assert cache.remove("run-a", 1, unless=lambda: False)
+    cache.remove("run-a", 1)
     assert not path.exists()
-    assert cache.fetch("run-a", writer.manifest.versions[0]) == path
 
 
 def test_wrong_bytes_leave_nothing_behind(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from adapter_bucket.probe import Probe
 from adapter_bucket.status import ReadyState
 from tests.unit.vllm_bucket_lora.bucket import adapter_bytes, claim, publish
 from tests.unit.vllm_bucket_lora.harness import following, watching
+from vllm_bucket_lora.group import ServerState
 
 pytestmark = pytest.mark.anyio
 
@@ -108,3 +109,22 @@ async def test_the_list_of_versions_says_the_state_of_each(tmp_path: Path) -> No
         assert two.state is ReadyState.REFUSED
         assert "use_dora" in (two.reason or "")
         assert bench.service.status().in_flight == 3
+
+
+async def test_the_other_processes_are_followed_again_after_a_fault(tmp_path: Path) -> None:
+    async with following(tmp_path, poll_s=60.0, processes=2) as (bench, writer):
+        broken = True
+
+        def listener() -> None:
+            if broken:
+                raise RuntimeError("nobody foresaw this")
+
+        bench.service.listen(listener)
+        (tmp_path / "servers" / "1.json").write_text(ServerState().model_dump_json())
+        await bench.until(lambda: "nobody foresaw this" in (bench.service.status().error or ""))
+        broken = False
+        await bench.until(lambda: bench.service.status().error is None)
+        await bench.until(lambda: bench.watcher.runs["run-a"].due_at > 0)
+        publish(writer, 2)
+        (tmp_path / "servers" / "wake-1").write_text("")
+        await bench.until(lambda: bench.ready() == [1, 2])

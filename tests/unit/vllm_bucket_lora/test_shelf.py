@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from adapter_bucket.memory_store import MemoryStore
+from adapter_bucket.store import Store
 from tests.unit.vllm_bucket_lora.bucket import claim, publish
 from tests.unit.vllm_bucket_lora.harness import FakeEngine
 from vllm_bucket_lora.cache import VersionCache
-from vllm_bucket_lora.group import ServerGroup
+from vllm_bucket_lora.group import ServerGroup, ServerState
 from vllm_bucket_lora.shelf import GRACE_S, Shelf
 
 pytestmark = pytest.mark.anyio
@@ -70,3 +74,72 @@ async def test_a_server_that_keeps_looking_waits_for_the_grace_and_no_longer(
             now[0] += 0.25
             await shelf.reap()
         assert now[0] - retired_at == GRACE_S
+
+
+class BusyEngine(FakeEngine):
+    """Takes its time to remove an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.free = asyncio.Event(), asyncio.Event()
+
+    async def remove(self, name: str) -> None:
+        self.asked.set()
+        await self.free.wait()
+        await super().remove(name)
+
+
+@contextmanager
+def two_api_servers(store: Store, root: Path, engine: FakeEngine) -> Iterator[list[Shelf]]:
+    """The shelves of two processes in front of one engine, without any grace."""
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        shelves: list[Shelf] = []
+        for rank, executor in enumerate((one, other)):
+            group = ServerGroup(root, rank=rank, count=2)
+
+            def tell(rank: int = rank, group: ServerGroup = group) -> None:
+                group.publish(ServerState(holds=shelves[rank].names))
+
+            cache = VersionCache(store, root)
+            shelf = Shelf(engine, cache, group, executor=executor, on_change=tell, grace_s=0.0)
+            shelves.append(shelf)
+        yield shelves
+
+
+async def test_a_process_that_takes_a_version_back_waits_until_it_has_left_the_engine(
+    tmp_path: Path,
+) -> None:
+    """Else it would be ready there, and the other process take it out of the engine."""
+    store, engine = MemoryStore(), BusyEngine()
+    writer = claim(store)
+    publish(writer, 1)
+    entry = writer.manifest.versions[0]
+    with two_api_servers(store, tmp_path, engine) as (one, other):
+        await one.load("run-a", entry)
+        await one.retire("run-a", 1)
+        reaping = asyncio.create_task(one.reap())
+        await engine.asked.wait()
+        loading = asyncio.create_task(other.load("run-a", entry))
+        await asyncio.wait([loading], timeout=0.2)
+        engine.free.set()
+        await asyncio.gather(reaping, loading)
+        assert engine.calls[-2:] == ["remove run-a-v1", "load run-a-v1"]
+        assert other.ready("run-a") == [1]
+
+
+async def test_a_process_tidies_up_although_another_one_still_serves_the_version(
+    tmp_path: Path,
+) -> None:
+    store, engine = MemoryStore(), FakeEngine()
+    writer = claim(store)
+    publish(writer, 1)
+    entry = writer.manifest.versions[0]
+    with two_api_servers(store, tmp_path, engine) as (one, other):
+        await one.load("run-a", entry)
+        await other.load("run-a", entry)
+        await one.retire("run-a", 1)
+        await one.reap()
+        assert engine.calls[-2:] == ["forget run-a-v1", "tidy run-a-v1"]
+        await other.retire("run-a", 1)
+        await other.reap()
+        assert engine.calls[-2:] == ["tidy run-a-v1", "remove run-a-v1"]

@@ -2,14 +2,18 @@
 
 Slower than the status long-poll: a replica that writes its heartbeat once a version is ready is
 seen at the next poll. Owns the polling; what a status says of an adapter is the contract's.
+
+A replica that can never serve the run is a mistake to be mended before the first version is ready.
+One that joins later must not end a run of days that it has nothing to do with: it is left out.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 
-from adapter_bucket.errors import StoreUnavailable
+from adapter_bucket.errors import ConfigError, StoreUnavailable
 from adapter_bucket.heartbeat import HeartbeatReader
 from adapter_bucket.ready_policy import ReadyPolicy
 from adapter_bucket.ready_views import on_fleet, on_replica
@@ -17,18 +21,20 @@ from adapter_bucket.status import ReadyState, ReplicaStatus
 from adapter_bucket.store import Store
 from trl_async_bucket.readiness import refusal
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 1.0
 """Pause between two reads: each costs one listing and a conditional GET per replica."""
 
 
 class HeartbeatReadiness:
-    """Reads one run's heartbeats. Not thread-safe: used on the publisher's thread.
+    """Reads one run's heartbeats. Not thread-safe: one call at a time.
 
     Args:
         store: The run's store.
         run_id: The run.
-        check: Told the status of all living replicas, by URL, whenever there is a new one; raises
-            for one that can never serve the run.
+        check: Told the status of a living replica, by URL, at each poll; raises ``ConfigError``
+            if it can never serve the run.
     """
 
     def __init__(
@@ -43,7 +49,12 @@ class HeartbeatReadiness:
         self._reader = HeartbeatReader(store, run_id, clock=clock)
         self._run_id = run_id
         self._check = check
-        self._checked: set[str] = set()
+        self._left_out: dict[str, str] = {}
+        """Living replicas that can never serve the run, and why."""
+        self._named: set[str] = set()
+        """What was warned of: a heartbeat may pause and come back."""
+        self._began = False
+        """Whether a version was ready."""
         self._clock = clock
         self._sleep = sleep
 
@@ -58,7 +69,7 @@ class HeartbeatReadiness:
         """See ``readiness.Readiness``.
 
         Raises:
-            ConfigError: a living replica can never serve the run.
+            ConfigError: a living replica can never serve the run, and none was ready yet.
         """
         deadline = self._clock() + timeout_s
         last = "no heartbeat of this run yet"
@@ -71,11 +82,14 @@ class HeartbeatReadiness:
                 views = {url: on_replica(status, adapter) for url, status in replicas.items()}
                 state = on_fleet(views, adapter, policy=policy)
                 if state.state is ReadyState.READY:
+                    self._began = True
                     return True
                 if state.state is ReadyState.REFUSED:
                     refused = f"{adapter} is refused: {state.reason}"
                     raise refusal(state, refused)
                 last = f"{state.state} on {state.ready_on} of {state.replicas}: {state.reason}"
+                if self._left_out:
+                    last += f"; left out: {'; '.join(self._left_out.values())}"
             if self._clock() + POLL_S > deadline:
                 raise StoreUnavailable(
                     f"{adapter} is not ready by the heartbeats of run {self._run_id} "
@@ -87,12 +101,26 @@ class HeartbeatReadiness:
         return False
 
     def _living(self) -> dict[str, ReplicaStatus]:
-        found = {
+        living = {
             f"{seen.heartbeat.url} ({replica_id})": seen.heartbeat.status
             for replica_id, seen in self._reader.poll().items()
             if seen.alive
         }
-        if found.keys() - self._checked:
-            self._check(found)
-            self._checked = set(found)
-        return found
+        unfit = self._unfit(living)
+        for why in set(unfit.values()) - self._named:
+            logger.warning("left out of the run until it is started anew: %s", why)
+        self._named.update(unfit.values())
+        self._left_out = unfit
+        return {url: status for url, status in living.items() if url not in unfit}
+
+    def _unfit(self, living: Mapping[str, ReplicaStatus]) -> dict[str, str]:
+        """Why some of them can never serve the run; raises the first reason before it began."""
+        unfit = {}
+        for url, status in living.items():
+            try:
+                self._check({url: status})  # each time: it may be another process at that address
+            except ConfigError as error:
+                if not self._began:
+                    raise
+                unfit[url] = str(error)
+        return unfit

@@ -23,9 +23,11 @@ class World:
         self.store: Store = open_store(f"file://{tmp_path}")
         self.now = 0.0
         self.events: dict[int, Any] = {}
-        self.checked: list[set[str]] = []
+        self.readiness = HeartbeatReadiness(
+            self.store, "run", check=self.check, clock=lambda: self.now, sleep=self.sleep
+        )
         self.sequence = 0
-        self.fault: str | None = None
+        self.unfit: set[str] = set()
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -47,15 +49,12 @@ class World:
         ))  # fmt: skip
 
     def check(self, replicas: Mapping[str, ReplicaStatus]) -> None:
-        if self.fault:
-            raise ConfigError(self.fault)
-        self.checked.append({status.replica_id for status in replicas.values()})
+        for url, status in replicas.items():
+            if status.replica_id in self.unfit:
+                raise ConfigError(f"replica {url}: rank 8 is above its limit")
 
-    def wait(self, policy: ReadyPolicy, *, timeout_s: float = 30) -> bool:
-        readiness = HeartbeatReadiness(
-            self.store, "run", check=self.check, clock=lambda: self.now, sleep=self.sleep
-        )
-        return readiness.wait_ready("run-v3", policy=policy, timeout_s=timeout_s)
+    def wait(self, policy: ReadyPolicy, *, version: int = 3, timeout_s: float = 30) -> bool:
+        return self.readiness.wait_ready(f"run-v{version}", policy=policy, timeout_s=timeout_s)
 
 
 @pytest.fixture
@@ -86,14 +85,56 @@ def test_a_replica_that_stopped_writing_is_not_waited_for(world: World) -> None:
     assert 15 <= world.now <= 17  # three of its intervals
 
 
-def test_every_new_replica_is_held_against_the_run(world: World) -> None:
+def test_a_replica_that_cannot_serve_the_run_is_refused_at_the_start(world: World) -> None:
+    world.unfit = {"r2"}
     world.beat("r1", ready=[2])
-    world.events[2] = lambda: world.beat("r2", ready=[3])
-    assert world.wait(ANY)
-    assert world.checked == [{"r1"}, {"r1", "r2"}]
-    world.fault = "rank 8 is above its limit"
-    with pytest.raises(ConfigError, match="rank 8"):
+    world.events[2] = lambda: world.beat("r2", ready=[])
+    with pytest.raises(ConfigError, match=r"http://r2 \(r2\): rank 8"):
         world.wait(ANY)
+    assert world.now == 2
+
+
+@pytest.mark.parametrize("policy", [ANY, ALL, ReadyPolicy.parse("quorum:1")])
+def test_one_that_joins_later_is_left_out_and_named_once(
+    world: World, caplog: pytest.LogCaptureFixture, policy: ReadyPolicy
+) -> None:
+    world.unfit = {"r2"}
+    world.beat("r1", ready=[2])
+    assert world.wait(policy, version=2)
+    for second in (0, 30):  # longer apart than it counts as living
+        world.events[second] = lambda: world.beat("r2", ready=[], refused={3: "rank 8"})
+    for second in range(1, 34):
+        world.events[second] = world.events.get(second, lambda: world.beat("r1", ready=[2]))
+    world.events[34] = lambda: world.beat("r1", ready=[2, 3])
+    world.sleep(0)
+    assert world.wait(policy, timeout_s=60)
+    assert world.now == 34
+    assert caplog.text.count("left out of the run") == 1
+    assert "replica http://r2 (r2): rank 8" in caplog.text
+
+
+def test_one_that_is_left_out_is_never_counted_as_ready(world: World) -> None:
+    world.unfit = {"r2"}
+    world.beat("r1", ready=[2])
+    assert world.wait(ANY, version=2)
+    world.beat("r2", ready=[3])
+    with pytest.raises(StoreUnavailable, match=r"pending on 0 of 1: .*; left out: replica http"):
+        world.wait(ANY, timeout_s=3)
+
+
+def test_one_that_was_left_out_counts_again_once_it_is_started_anew(world: World) -> None:
+    world.unfit = {"r2"}
+    world.beat("r1", ready=[2])
+    assert world.wait(ANY, version=2)
+    world.beat("r2", ready=[])
+
+    def start_anew() -> None:
+        world.unfit = set()
+        world.beat("r2", ready=[3])
+
+    world.events[3] = start_anew
+    assert world.wait(ANY)
+    assert world.now == 3
 
 
 def test_a_refusal_is_an_error_with_the_replicas_reason(world: World) -> None:

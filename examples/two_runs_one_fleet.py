@@ -20,7 +20,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 
 RUNS = {"gsm8k-rank1": "examples.gsm8k_math", "tool-agent": "examples.tool_agent"}
@@ -54,13 +55,13 @@ def run_both(server: str, bucket: str, model: str | None, *more: str) -> int:
         run: subprocess.Popen([sys.executable, "-m", module, "--run-id", run, *flags])
         for run, module in RUNS.items()
     }
-    seen: Sequence[str] = ()
+    seen = ""
     try:
         while any(trainer.poll() is None for trainer in trainers.values()):
             time.sleep(POLL_S)
-            if (ready := ready_versions(server)) != seen:
-                seen = ready
-                print(f"ready: {', '.join(seen)}", flush=True)
+            if (line := fleet_line(server)) != seen:
+                seen = line
+                print(line, flush=True)
     finally:
         _stop(trainers)
     for run, trainer in trainers.items():
@@ -68,10 +69,25 @@ def run_both(server: str, bucket: str, model: str | None, *more: str) -> int:
     return int(any(trainer.returncode for trainer in trainers.values()))
 
 
+def fleet_line(server: str) -> str:
+    """What the fleet has ready; or why that is not known now, which concerns no trainer."""
+    try:
+        return f"ready: {', '.join(ready_versions(server))}"
+    except (OSError, HTTPException, ValueError) as error:
+        return f"no status of {server}: {error}"
+
+
 def ready_versions(server: str) -> list[str]:
-    """Names of the versions that some replica has ready now."""
+    """Names of the versions that some replica has ready now.
+
+    Raises:
+        OSError, HTTPException, ValueError: no proxy answers there, or not with a status.
+    """
     with urllib.request.urlopen(f"{server}/bucket_lora/status", timeout=10) as answer:
-        replicas = json.load(answer)["replicas"].values()
+        status = json.load(answer)
+    if not isinstance(status, dict) or "replicas" not in status:
+        raise ValueError("the answer is no status of a proxy")
+    replicas = status["replicas"].values()
     return sorted({name for replica in replicas if replica for name in replica["ready"]})
 
 

@@ -63,6 +63,7 @@ def adapter_faults(
     dtype: str,
     rank: int,
     trained: bool,
+    match_patterns: bool = False,
 ) -> list[str]:
     """Say what is wrong with an adapter, or nothing.
 
@@ -72,6 +73,9 @@ def adapter_faults(
         dtype: dtype the tensors must have, as torch names it without prefix.
         rank: Largest rank any module may have.
         trained: Whether the optimizer has stepped: then B may not be zero everywhere.
+        match_patterns: Whether a module must have the rank that ``rank_pattern`` gives it. Its keys
+            are regular expressions, and one of a stranger can run for hours: only for a config of
+            one's own. Otherwise any of the config's ranks will do, as it does for vLLM.
 
     Returns:
         One text per fault; tensors are named, at most three of them.
@@ -87,7 +91,7 @@ def adapter_faults(
         ]
     faults = [*_name_faults(tensors), *_dtype_faults(tensors, dtype)]
     if not faults:
-        faults += _rank_faults(tensors, adapter_config, rank)
+        faults += _rank_faults(tensors, adapter_config, rank, match_patterns)
         faults += _target_faults(tensors, adapter_config)
         faults += _value_faults(tensors, memoryview(weights).cast("B"), trained=trained)
     return faults
@@ -103,7 +107,12 @@ def check_adapter(entry: VersionEntry, weights: Payload) -> None:
     if faults := servable_faults(entry.adapter_config):
         raise ConfigError(f"version {entry.version} cannot be served: {'; '.join(faults)}")
     faults = adapter_faults(
-        weights, entry.adapter_config, dtype=entry.dtype, rank=entry.rank, trained=entry.step > 0
+        weights,
+        entry.adapter_config,
+        dtype=entry.dtype,
+        rank=entry.rank,
+        trained=entry.step > 0,
+        match_patterns=True,
     )
     if faults:
         raise IntegrityError(f"version {entry.version} is not published: {'; '.join(faults)}")
@@ -131,19 +140,24 @@ def _dtype_faults(tensors: list[Tensor], dtype: str) -> list[str]:
     return [f"{_some(other)}: not {dtype}, the dtype announced for all tensors"] if other else []
 
 
-def _rank_faults(tensors: list[Tensor], config: Mapping[str, Any], rank: int) -> list[str]:
+def _rank_faults(
+    tensors: list[Tensor], config: Mapping[str, Any], rank: int, match_patterns: bool
+) -> list[str]:
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for module, side, tensor in _parts(tensors):
         shapes.setdefault(module, {})[side] = tensor.shape
     unpaired = [module for module, sides in shapes.items() if len(sides) != 2]
     wrong, above = [], []
+    patterns = config.get("rank_pattern")
+    of_config = [config.get("r"), *(patterns.values() if isinstance(patterns, Mapping) else ())]
     for module, sides in shapes.items():
         if module in unpaired:
             continue
         a, b = sides["A"], sides["B"]
-        expected = _expected_rank(module, config)
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] != expected:
-            wrong.append(f"{module} A{list(a)} B{list(b)} for rank {expected}")
+        expected = [_expected_rank(module, config)] if match_patterns else of_config
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] not in expected:
+            ranks = " or ".join(map(str, expected[:_SHOWN]))
+            wrong.append(f"{module} A{list(a)} B{list(b)} for rank {ranks}")
         elif a[0] > rank:
             above.append(f"{module} has rank {a[0]}")
     faults = []

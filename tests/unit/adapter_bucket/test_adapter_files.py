@@ -100,7 +100,19 @@ def test_a_rank_that_is_not_the_configs_is_refused() -> None:
     assert "for rank 8" in faults(adapter_tensors(1, rank=4), config=adapter_config(8))[0]
     assert "above the announced" in faults(adapter_tensors(1), rank=2)[0]
     pattern = {**adapter_config(2), "rank_pattern": {"q_proj|v_proj": 4}}
-    assert faults(adapter_tensors(1), config=pattern) == []
+    for match_patterns in (True, False):
+        assert faults(adapter_tensors(1), config=pattern, match_patterns=match_patterns) == []
+    other = {**adapter_config(2), "rank_pattern": {"q_proj": 4}}
+    assert "for rank 2" in faults(adapter_tensors(1), config=other, match_patterns=True)[0]
+
+
+def test_a_reader_runs_no_regular_expression_of_a_writer() -> None:
+    """This one takes longer than anybody lives."""
+    hostile = {**adapter_config(2), "rank_pattern": {"(([a-z_]+)+)+!": 4}}
+    tensors = adapter_tensors(1)
+    long = {name.replace("self_attn", "a" * 60): tensor for name, tensor in tensors.items()}
+    assert long != tensors
+    assert faults(long, config=hostile) == []
 
 
 def test_another_dtype_than_announced_is_refused() -> None:

@@ -35,6 +35,8 @@ class Attempt:
     """When; by ``time.perf_counter``, as ``headed``."""
     work: float = 0.0
     """What it added to the replica's outstanding work."""
+    trial: int = 0
+    """Its number, if the replica's breaker is open and this request tries it; else 0."""
     headed: float = 0.0
     status: int = 0
     """Of the answer; 0 before its head is there."""

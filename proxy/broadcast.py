@@ -68,19 +68,18 @@ class Broadcast:
 
         Raises:
             ApiError: 504 if a replica still does not see the files after ``broadcast_wait_s``; the
-                replica's own status and text for any other refusal. Nothing stays loaded then.
+                replica's own status and text for any other refusal; 503 if no answer came. Nothing
+                stays loaded then, also not on a replica that loaded it and whose answer was lost.
         """
         name, path = _adapter(body)
         async with self._turn:
             replicas = self._in_rotation()
             deadline = asyncio.get_running_loop().time() + self._config.broadcast_wait_s
             answers = await self._all(replicas, lambda r: self._load_one(r, name, path, deadline))
-            if not answers:
-                raise no_replica(self._fleet)
             bad = {r: reply for r, reply in answers.items() if not reply.good}
-            if bad:
-                await self._roll_back(set(answers) - set(bad), name)
-                raise _refusal("load", name, bad)
+            if bad or not answers:
+                await self._roll_back(set(replicas) - set(bad), name)
+                raise _refusal("load", name, bad) if bad else no_replica(self._fleet)
             for replica in answers:
                 replica.gains(name)
             self._fleet.notify()
@@ -89,6 +88,9 @@ class Broadcast:
     async def _load_one(self, replica: Replica, name: str, path: str, deadline: float) -> Reply:
         body = json.dumps({"lora_name": name, "lora_path": path}).encode()
         while True:
+            # On a fresh connection: one that is used again and ends is taken for an idle one that
+            # timed out, and the load sent again. It is refused if the first one was carried out.
+            replica.control.drop_idle()
             reply = await self._post(replica, b"/v1/load_lora_adapter", body)
             missing = reply.status == 404 and reply.body != _NO_ROUTE
             if not missing:
@@ -98,27 +100,25 @@ class Broadcast:
             await asyncio.sleep(RETRY_S)
 
     async def _roll_back(self, replicas: Iterable[Replica], name: str) -> None:
-        body = json.dumps({"lora_name": name}).encode()
-        answers = await self._all(
-            replicas, lambda r: self._post(r, b"/v1/unload_lora_adapter", body)
-        )
+        answers = await self._unload(replicas, name)
         for replica, reply in answers.items():
-            replica.loses(name)
-            if not reply.good:
+            replica.loses(name)  # again: a look in between may have seen it
+            if not _unloaded(reply):
                 log.error("replica %s kept %s: it answered %d", replica.url, name, reply.status)
+
+    async def _unload(self, replicas: Iterable[Replica], name: str) -> dict[Replica, Reply]:
+        asked = list(replicas)
+        for replica in asked:
+            replica.loses(name)  # first: nothing may be sent to an adapter that is going
+        body = json.dumps({"lora_name": name}).encode()
+        return await self._all(asked, lambda r: self._post(r, b"/v1/unload_lora_adapter", body))
 
     async def unload(self, body: bytes) -> Reply:
         """``POST /v1/unload_lora_adapter``: a replica that does not know the name is no error."""
         name, _ = _adapter(body)
         async with self._turn:
-            replicas = self._in_rotation()
-            for replica in replicas:
-                replica.loses(name)  # first: nothing may be sent to an adapter that is going
-            body = json.dumps({"lora_name": name}).encode()
-            answers = await self._all(
-                replicas, lambda r: self._post(r, b"/v1/unload_lora_adapter", body)
-            )
-            bad = {r: a for r, a in answers.items() if not a.good and a.status != 404}
+            answers = await self._unload(self._in_rotation(), name)
+            bad = {r: reply for r, reply in answers.items() if not _unloaded(reply)}
             if bad:
                 raise _refusal("unload", name, bad)
         return Reply(200, f"Success: LoRA adapter '{name}' removed successfully.".encode())
@@ -249,6 +249,10 @@ class Broadcast:
             body=body,
         )
         return Reply(status, text)
+
+
+def _unloaded(reply: Reply) -> bool:
+    return reply.good or reply.status == 404  # it does not know the name
 
 
 def _adapter(body: bytes) -> tuple[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import math
+from dataclasses import fields
 
 from adapter_bucket.errors import ConfigError
 from adapter_bucket.layout import check_run_id
@@ -25,6 +27,19 @@ def check_config(config: ProxyConfig) -> None:
         if urls.count(url) > 1:
             raise ConfigError(f"replica {url} is given {urls.count(url)} times; give it once")
     _check_tls(config)
+    _check_numbers(config)
+    if len(urls) > config.max_replicas:
+        raise ConfigError(
+            f"{len(urls)} replicas are given; --max-replicas allows {config.max_replicas}"
+        )
+    _check_bind(config)
+
+
+def _check_numbers(config: ProxyConfig) -> None:
+    for name in (field.name for field in fields(config) if field.name.endswith("_s")):
+        seconds = getattr(config, name)
+        if not math.isfinite(seconds):  # a comparison with NaN is never true
+            raise ConfigError(f"{flag(name)} is {seconds}; give it in seconds")
     for name in (
         "poll_s",
         "bucket_poll_s",
@@ -47,11 +62,6 @@ def check_config(config: ProxyConfig) -> None:
             raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be at least 1")
     if config.slow_start_s < 0:
         raise ConfigError(f"--slow-start-s is {config.slow_start_s}; it must be 0 or above")
-    if len(urls) > config.max_replicas:
-        raise ConfigError(
-            f"{len(urls)} replicas are given; --max-replicas allows {config.max_replicas}"
-        )
-    _check_bind(config)
 
 
 def _check_tls(config: ProxyConfig) -> None:

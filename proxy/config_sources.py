@@ -48,10 +48,10 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> ProxyConfig
         texts = getattr(args, name)
         return [Entry(text) for text in texts] if texts else lists.get(name, [])
 
-    replicas = items("replica")
-    own = {entry.text.rstrip("/"): _own_token(entry, environ) for entry in replicas}
+    replicas = [(Origin.parse(entry.text), entry) for entry in items("replica")]
+    own = {origin.url: _own_token(entry, environ) for origin, entry in replicas}
     config = ProxyConfig(
-        replicas=tuple(Origin.parse(entry.text) for entry in replicas),
+        replicas=tuple(origin for origin, _ in replicas),
         replica_tokens={url: token for url, token in own.items() if token is not None},
         allow_replicas=tuple(
             AllowRule.parse(entry.text, token=_own_token(entry, environ))

@@ -24,11 +24,18 @@ from bucket_lora_proxy.admission import no_replica
 from bucket_lora_proxy.broadcast import Broadcast, Reply
 from bucket_lora_proxy.config import ProxyConfig
 from bucket_lora_proxy.disconnect import CancelOnDisconnect
-from bucket_lora_proxy.errors import ApiError, ErrorType, Headers, UpstreamError
+from bucket_lora_proxy.errors import (
+    RETRY_AFTER_S,
+    ApiError,
+    ErrorType,
+    Headers,
+    UpstreamError,
+)
 from bucket_lora_proxy.fleet import Fleet
 from bucket_lora_proxy.metrics import CONTENT_TYPE, Metrics
 from bucket_lora_proxy.replicas import Replica
 from bucket_lora_proxy.request_body import receive_body
+from bucket_lora_proxy.upstream import Origin
 from bucket_lora_proxy.watcher import MAX_CONTROL_BYTES, Watcher
 
 log = logging.getLogger("bucket_lora_proxy")
@@ -70,7 +77,9 @@ class Endpoints:
         }
         if self._fleet.note:
             document["membership"] = self._fleet.note
-        return JSONResponse(document, 200 if up >= self._config.min_healthy else 503)
+        if up >= self._config.min_healthy:
+            return JSONResponse(document)
+        return JSONResponse(document, 503, {"retry-after": str(RETRY_AFTER_S)})
 
     async def status(self, request: Request) -> Response:
         """The fleet's status; with ``adapter``, once that adapter's fate is known or time is up."""
@@ -148,12 +157,18 @@ class Endpoints:
         return self._set_draining(request, draining=False)
 
     def _set_draining(self, request: Request, *, draining: bool) -> Response:
-        url = request.query_params.get("replica", "").rstrip("/")
+        given = request.query_params.get("replica", "")
+        try:
+            url = Origin.parse(given).url
+        except ConfigError:
+            url = given  # no address, so it is not a known one
         replica = next((one for one in self._fleet.replicas if one.url == url), None)
         if replica is None:
-            known = ", ".join(one.url for one in self._fleet.replicas)
+            known = ", ".join(one.url for one in self._fleet.replicas) or "none"
             raise ApiError(
-                404, ErrorType.NO_REPLICA, f"replica {url[:200]!r} is not known; known are: {known}"
+                400,
+                ErrorType.BAD_REQUEST,
+                f"replica {url[:200]!r} is not known; known are: {known}",
             )
         replica.draining = draining
         log.info("replica %s is %s", url, "being drained" if draining else "no longer drained")

@@ -75,7 +75,7 @@ class Exchange:
             return
         self._closed = True
         if self._connecting is not None:
-            self._connecting.cancel()
+            self._stop_connecting(self._connecting)
         self._pool.end(self, self._connection)
 
     def _open(self) -> Connection:
@@ -89,13 +89,18 @@ class Exchange:
         """A place in the pool is free."""
         connection = self._pool.take_idle()
         if connection is None:
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._start_connecting()
         else:
             self._reused = True
             self._send(connection)
 
-    def fail(self, error: UpstreamError) -> None:
-        """End it before its request was sent."""
+    def give_up(self, error: UpstreamError) -> None:
+        """End it before its request was sent; its consumer hears of it in a later turn."""
+        if self._connecting is not None:
+            self._stop_connecting(self._connecting)
+        asyncio.get_running_loop().call_soon(self._fail, error)
+
+    def _fail(self, error: UpstreamError) -> None:
         if not self._closed:
             self._consumer.failed(error)
 
@@ -104,14 +109,26 @@ class Exchange:
         self._pool.active.add(connection)
         connection.begin(self._head, self._body, timeout_s=self._timeout_s, listener=self._listen)
 
+    def _start_connecting(self) -> None:
+        self._pool.connecting.add(self)
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    def _stop_connecting(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        self._connected()
+
+    def _connected(self) -> None:
+        self._connecting = None
+        self._pool.connecting.discard(self)
+
     async def _connect(self) -> None:
         try:
             connection = await self._pool.connect()
         except ConnectFailed as error:
-            self._connecting = None
-            self.fail(error)
+            self._connected()
+            self._fail(error)
         else:
-            self._connecting = None
+            self._connected()
             self._send(connection)
 
     def _listen(self) -> None:
@@ -126,6 +143,6 @@ class Exchange:
             self._connection = None
             self._pool.discard(connection)
             self._pool.drop_idle()  # the others are as old or older; ask on a fresh one
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._start_connecting()
         else:
             self._consumer.failed(error)

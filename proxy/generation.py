@@ -115,9 +115,9 @@ class Generation:
             headers=request.headers,
             body=request.body,
         )
-        # Counted now that it is on its way: to note a new prompt takes as long as to decide.
-        replica.begin(request.model)
         self._attempt = attempt = Attempt(choice, exchange, last=not others, asked=asked)
+        # Counted now that it is on its way: to note a new prompt takes as long as to decide.
+        attempt.trial = replica.begin(request.model)
         attempt.work = forwarder.router.begin(choice, request.prompt)
 
     # --- what the exchange calls ---
@@ -137,7 +137,7 @@ class Generation:
         if attempt is None:
             return
         try:
-            self._note(attempt.replica, error)
+            self._note(attempt, error)
             self._leave_replica()
             if self._started:
                 log.warning("stream of %s aborted: %s", self._request.model, error)
@@ -156,7 +156,7 @@ class Generation:
         attempt.headed = time.perf_counter()
         status = attempt.exchange.status
         if status >= 500:
-            attempt.replica.breaker.fail(asyncio.get_running_loop().time())
+            attempt.replica.breaker.fail(asyncio.get_running_loop().time(), attempt.trial)
         if status in _BUSY and not attempt.last:
             self._ask_another(str(status))
             return False
@@ -227,14 +227,14 @@ class Generation:
         if attempt is not None:
             attempt.exchange.close()
             self._forwarder.router.end(attempt.choice, attempt.work)
-            attempt.replica.end(self._request.model)
+            attempt.replica.end(self._request.model, attempt.trial)
 
-    def _note(self, replica: Replica, error: UpstreamError) -> None:
+    def _note(self, attempt: Attempt, error: UpstreamError) -> None:
         self._metrics.retries.add(type(error).__name__)
-        if not isinstance(error, AnswerTooLarge):
-            replica.breaker.fail(asyncio.get_running_loop().time())
+        if attempt.status < 500 and not isinstance(error, AnswerTooLarge):  # else it is counted
+            attempt.replica.breaker.fail(asyncio.get_running_loop().time(), attempt.trial)
         if not isinstance(error, UpstreamTimeout | AnswerTooLarge):
-            self._forwarder.watcher.failed(replica, str(error))
+            self._forwarder.watcher.failed(attempt.replica, str(error))
 
     # --- what the client's connection calls ---
 

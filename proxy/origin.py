@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -13,13 +14,21 @@ class Origin:
     """Where a replica listens."""
 
     url: str
+    """In one spelling, so that two of one address are seen to be one replica: scheme and host in
+    lower case, no dot behind a name, IPv6 as short as can be, no port that is the scheme's own."""
     host: str
+    """What is resolved: with the dot behind a name, which keeps a resolver's search list out."""
     port: int
     tls: bool
     authority: bytes
     """Value of the Host field."""
     base_path: bytes
     """Prefix of every path, without a trailing slash; usually empty."""
+
+    @property
+    def tls_name(self) -> str:
+        """What the certificate has to name."""
+        return self.host.removesuffix(".")
 
     @classmethod
     def parse(cls, url: str) -> Origin:
@@ -34,20 +43,36 @@ class Origin:
             )
         try:
             parts = urlsplit(url)
-            port = parts.port
+            given_port = parts.port
         except ValueError as error:
             raise ConfigError(f"replica URL {url!r} is not valid: {error}") from error
-        wrong_parts = parts.query or parts.fragment
-        if parts.scheme not in ("http", "https") or not parts.hostname or wrong_parts:
+        host = _one_spelling(parts.hostname or "")
+        name = host.removesuffix(".")
+        if parts.scheme not in ("http", "https") or not name or parts.query or parts.fragment:
             raise ConfigError(f"replica URL {url!r} is not http(s)://host[:port][/prefix]")
+        if given_port == 0:
+            raise ConfigError(f"replica URL {url!r} names port 0; use 1 to 65535")
         if not url.isascii() or any(character <= " " for character in url):
             raise ConfigError(f"replica URL {url!r} holds characters other than printable ASCII")
-        tls = parts.scheme == "https"
+        usual = 443 if parts.scheme == "https" else 80
+        port = given_port or usual
+        authority = f"[{name}]" if ":" in name else name
+        if port != usual:
+            authority += f":{port}"
+        path = parts.path.rstrip("/")
         return cls(
-            url=url.rstrip("/"),
-            host=parts.hostname,
-            port=port or (443 if tls else 80),
-            tls=tls,
-            authority=parts.netloc.encode(),
-            base_path=parts.path.rstrip("/").encode(),
+            url=f"{parts.scheme}://{authority}{path}",
+            host=host,
+            port=port,
+            tls=parts.scheme == "https",
+            authority=authority.encode(),
+            base_path=path.encode(),
         )
+
+
+def _one_spelling(host: str) -> str:
+    """An IP address in its usual form; a name as it is."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host

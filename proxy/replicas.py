@@ -124,14 +124,14 @@ class Replica:
             return self.reason
         return self.held or ("it is being drained" if self.draining else "")
 
-    def begin(self, model: str | None) -> None:
-        """It is given a generation."""
+    def begin(self, model: str | None) -> int:
+        """It is given a generation. Returns the number of its trial, as ``Breaker.begin``."""
         name = model or ""
         self.in_flight += 1
         self.by_model[name] = self.by_model.get(name, 0) + 1
-        self.breaker.begin()
+        return self.breaker.begin()
 
-    def end(self, model: str | None) -> None:
+    def end(self, model: str | None, trial: int) -> None:
         """That generation is over, one way or another."""
         name = model or ""
         self.in_flight -= 1
@@ -140,7 +140,8 @@ class Replica:
             self.by_model[name] = left
         else:
             del self.by_model[name]
-        self.breaker.forget()
+        if trial:
+            self.breaker.end(trial)
 
     def serves(self, model: str | None) -> bool:
         """Whether a generation for this model may be sent here now."""

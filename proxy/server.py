@@ -47,13 +47,15 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=CLIENT_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(config.shutdown_s),
                 ssl_certfile=cert,
                 ssl_keyfile=key,
                 ssl_ca_certs=str(config.client_ca) if config.client_ca else None,
                 ssl_cert_reqs=ssl.CERT_REQUIRED if config.client_ca else ssl.CERT_NONE,
             )
         )
+
+        # Declared as whole seconds, and only ever the timeout of a wait; 0.5 must not become 0.
+        self.config.timeout_graceful_shutdown = cast(int, config.shutdown_s)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as the configuration says, until told to stop."""

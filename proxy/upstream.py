@@ -48,6 +48,8 @@ class Pool:
         self._outbox = outbox or Outbox()
         self.active: set[Connection] = set()
         """Connections with an exchange."""
+        self.connecting: set[Exchange] = set()
+        """Exchanges that have a place and no connection yet."""
         self._keep_alive_s = keep_alive_s
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls if origin.tls else None
@@ -171,7 +173,7 @@ class Pool:
                     origin.host,
                     origin.port,
                     ssl=self._tls,
-                    server_hostname=origin.host if self._tls is not None else None,
+                    server_hostname=origin.tls_name if self._tls is not None else None,
                 )
         except TimeoutError as error:
             raise ConnectFailed(
@@ -214,9 +216,8 @@ class Pool:
         """End every exchange in progress with an error, as if the replica had gone away."""
         for connection in list(self.active):
             connection.fail(reason)
-        for exchange in list(self._waiting):
-            error = ConnectFailed(f"{self.origin.url}: {reason}")
-            asyncio.get_running_loop().call_soon(exchange.fail, error)
+        for exchange in [*self.connecting, *self._waiting]:
+            exchange.give_up(ConnectFailed(f"{self.origin.url}: {reason}"))
 
     def close(self) -> None:
         """Close all connections; exchanges in progress fail."""

@@ -75,20 +75,16 @@ class AllowRule:
 
 
 def origin_of(url: str, rules: Sequence[AllowRule]) -> tuple[Origin, AllowRule]:
-    """The address that a bucket names, in one spelling, and the first rule that allows it.
+    """The address that a bucket names, and the first rule that allows it.
 
     Raises:
         ConfigError: it is no plain ``http(s)://host[:port]``, or no rule allows it.
     """
-    given = Origin.parse(url)
-    if given.base_path:
+    origin = Origin.parse(url)
+    if origin.base_path:
         raise ConfigError("its address has a path; scheme, host and port alone are taken")
-    address = _address(given.host)
-    if address is None and not _NAME.match(given.host):
+    if _address(origin.host) is None and not _NAME.match(origin.host):
         raise ConfigError("its address has no plain host name")
-    host = f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else given.host
-    scheme, usual = ("https", 443) if given.tls else ("http", 80)
-    origin = Origin.parse(f"{scheme}://{host}" + ("" if given.port == usual else f":{given.port}"))
     for rule in rules:
         if rule.allows(origin):
             return origin, rule

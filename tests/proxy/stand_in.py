@@ -50,6 +50,8 @@ class StandIn:
     paused: bool = False
     push_fails: dict[str, int] = field(default_factory=dict)
     """Status by path, for calls of stock TRL that fail."""
+    loses_answers: bool = False
+    """Loads what it is told to, and dies before it says so."""
     pushed: list[Received] = field(default_factory=list)
     generations: list[Received] = field(default_factory=list)
     cancelled: int = 0
@@ -218,6 +220,8 @@ class StandIn:
                 await answer_json(writer, {"error": {"message": message}}, status=404)
             else:
                 self.ready.add(name)
+                if self.loses_answers:
+                    writer.transport.abort()
                 await answer(writer, b"Success", content_type="text/plain")
         elif path == "/v1/unload_lora_adapter":
             name = str(received.json()["lora_name"])

@@ -63,6 +63,24 @@ async def test_a_load_that_fails_on_one_replica_is_taken_back_on_all(harness: Ha
     assert [replica.ready for replica in replicas] == [{"policy-v1"}] * 3
 
 
+@pytest.mark.parametrize("refused", [True, False])
+async def test_a_load_whose_answer_is_lost_is_taken_back_with_the_others(
+    harness: Harness, refused: bool
+) -> None:
+    proxy, replicas = await stock_fleet(harness, 2 if refused else 1)
+    replicas[0].loses_answers = True
+    if refused:
+        replicas[1].push_fails["/v1/load_lora_adapter"] = 400
+    answer = await load(proxy, "policy-v1")
+    assert answer.status == (400 if refused else 503)
+    assert replicas[0].ready == set()
+    assert len([seen for seen in replicas[0].pushed if "/v1/load" in seen.target]) == 1
+    replicas[0].loses_answers = False
+    replicas[-1].push_fails.clear()
+    await proxy.until_up(len(replicas))
+    assert (await load(proxy, "policy-v1")).status == 200
+
+
 async def test_a_mount_that_lags_is_asked_again_until_it_catches_up(harness: Harness) -> None:
     proxy, replicas = await stock_fleet(harness, 2)
     replicas[1].mounted = set()

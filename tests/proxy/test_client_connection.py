@@ -148,12 +148,15 @@ async def test_a_body_may_come_in_any_number_of_pieces_within_its_limits(
             assert statuses(await client.reader.readuntil(b"\r\n\r\n")) == [413]
 
 
-async def test_what_is_in_flight_is_finished_before_the_proxy_stops(harness: Harness) -> None:
+@pytest.mark.parametrize("shutdown_s", [0.9, 2.0])
+async def test_what_is_in_flight_is_finished_before_the_proxy_stops(
+    harness: Harness, shutdown_s: float
+) -> None:
     async def slow(received: Received, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.3)
         await answer_json(writer, {"done": True})
 
-    proxy, _ = await proxy_with(harness, slow)
+    proxy, _ = await proxy_with(harness, slow, shutdown_s=shutdown_s)
     asked = asyncio.create_task(proxy.generate("run-v1"))
     await until(lambda: proxy.in_flight() == [1])
     proxy.server.should_exit = True

@@ -84,14 +84,31 @@ async def test_health_counts_unhealthy_servers_and_is_200_from_min_healthy_on(
 ) -> None:
     first, second = await harness.replicas(2)
     proxy = await harness.proxy(first, second, min_healthy=2)
-    assert (await proxy.get("/health")).status == 200
+    good = await proxy.get("/health")
+    assert (good.status, good.header("retry-after")) == (200, None)
     await first.stop()
     await proxy.until_up(1)
     answer = await proxy.get("/health")
     assert (answer.status, answer.json()["message"]) == (503, "1/2 servers unhealthy")
     assert first.url in answer.json()["unhealthy"]
+    assert answer.header("retry-after") == "1"
     lenient = await harness.proxy(second)
     assert (await lenient.get("/health")).json()["message"] == "0/1 servers unhealthy"
+
+
+@pytest.mark.parametrize("url", ["", "http://x", "http://127.0.0.1:0", "127.0.0.1"])
+async def test_to_drain_what_is_no_replica_is_a_bad_request_that_names_those_there_are(
+    harness: Harness, url: str
+) -> None:
+    first, second = await harness.replicas(2)
+    proxy = await harness.proxy(first, second)
+    answer = await proxy.request("POST", f"/proxy/drain?replica={url}")
+    assert (answer.status, answer.error_type) == (400, "bad_request")
+    assert answer.json()["error"]["retryable"] is False
+    assert f"known are: {first.url}, {second.url}" in answer.json()["error"]["message"]
+    for spelling in (f"{first.url}/", first.url.replace("http", "HTTP")):
+        answer = await proxy.request("POST", f"/proxy/drain?replica={spelling}")
+        assert (answer.status, answer.json()["replica"]) == (200, first.url)
 
 
 async def test_models_are_those_that_all_replicas_list_with_the_smallest_context(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import pytest
 
@@ -184,6 +185,28 @@ async def test_what_waits_for_a_place_is_let_go_when_the_replica_is_given_up() -
         faults = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(fault) for fault in faults] == [GivenUp, ConnectFailed, ConnectFailed]
         assert len(server.requests) == 1
+
+
+async def test_what_is_still_connecting_is_let_go_when_the_replica_is_given_up() -> None:
+    async def no_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read(-1)
+        writer.close()
+
+    connected = asyncio.Event()
+    server = await asyncio.start_server(no_handshake, "127.0.0.1", 0)
+    origin = Origin.parse(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    tls = ssl.create_default_context()
+    pool = Pool(origin, limit=1, keep_alive_s=4, connect_timeout_s=60, tls=tls)
+    asked = [asyncio.create_task(ask(pool)) for _ in range(2)]
+    await connected.wait()
+    pool.close()
+    done, hanging = await asyncio.wait(asked, timeout=5)
+    for task in hanging:
+        task.cancel()
+    server.close()
+    assert [type(task.exception()) for task in done] == [ConnectFailed, ConnectFailed]
+    assert (pool.active, pool.connecting, pool._free) == (set(), set(), 1)
 
 
 async def test_a_cancelled_exchange_closes_its_connection_and_frees_its_place() -> None:

@@ -35,22 +35,22 @@ def check_config(config: ProxyConfig) -> None:
     _check_bind(config)
 
 
+_ABOVE_0_S = (
+    "poll_s", "bucket_poll_s", "broadcast_wait_s", "pause_lease_s", "connect_timeout_s",
+    "control_timeout_s", "response_timeout_s",
+)  # fmt: skip
+"""Times that would mean "never" or "at once" otherwise; the others may be 0."""
+
+
 def _check_numbers(config: ProxyConfig) -> None:
     for name in (field.name for field in fields(config) if field.name.endswith("_s")):
         seconds = getattr(config, name)
         if not math.isfinite(seconds):  # a comparison with NaN is never true
             raise ConfigError(f"{flag(name)} is {seconds}; give it in seconds")
-    for name in (
-        "poll_s",
-        "bucket_poll_s",
-        "broadcast_wait_s",
-        "pause_lease_s",
-        "connect_timeout_s",
-        "control_timeout_s",
-        "response_timeout_s",
-    ):
-        if getattr(config, name) <= 0:
-            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be above 0")
+        above_0 = name in _ABOVE_0_S
+        if seconds < 0 or (above_0 and seconds == 0):
+            least = "above 0" if above_0 else "0 or above"
+            raise ConfigError(f"{flag(name)} is {seconds}; it must be {least}")
     for name in (
         "max_connections",
         "max_attempts",
@@ -60,8 +60,6 @@ def _check_numbers(config: ProxyConfig) -> None:
     ):
         if getattr(config, name) < 1:
             raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be at least 1")
-    if config.slow_start_s < 0:
-        raise ConfigError(f"--slow-start-s is {config.slow_start_s}; it must be 0 or above")
 
 
 def _check_tls(config: ProxyConfig) -> None:

@@ -1,4 +1,4 @@
-"""Times that are no number, or have no end."""
+"""Times that are no number, have no end, or lie before now."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ TIMES = [field.name for field in fields(ProxyConfig) if field.name.endswith("_s"
 def test_a_time_that_is_no_number_of_seconds_is_refused(name: str, value: str) -> None:
     argv = ["--replica", "http://a", f"{flag(name)}={value}"]
     with pytest.raises(ConfigError, match=rf"{flag(name)} is {value}; give it in seconds"):
+        parse_config(argv, {})
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_time_below_0_is_refused(name: str) -> None:
+    argv = ["--replica", "http://a", f"{flag(name)}=-0.5"]
+    with pytest.raises(
+        ConfigError, match=rf"{flag(name)} is -0.5; it must be (above 0|0 or above)"
+    ):
         parse_config(argv, {})
 
 

@@ -63,6 +63,21 @@ class PreparedAdapters:
             return None
         return self._prepared.pop(number).adapter
 
+    def give_up(self, number: int) -> str | None:
+        """Forget what was read for a load that did not come; what is still being read stays.
+
+        Else a fetch that takes longer than a load waits would begin anew with every retry.
+
+        Returns:
+            The adapter's name, if there was one.
+        """
+        found = self._prepared.get(number)
+        if found is None:
+            return None
+        if found.adapter.done():
+            self.drop(number)
+        return found.name
+
     def drop(self, number: int) -> None:
         """Forget what was read under a number; nobody will load it."""
         dropped = self._prepared.pop(number, None)

@@ -76,10 +76,13 @@ def install() -> None:
 
     @functools.wraps(remove)
     def remove_adapter(self: Any, adapter_id: int) -> Any:
-        _prepared.drop(adapter_id)
+        never_loaded = _prepared.give_up(adapter_id)
         staging.drop_unless(self._adapter_manager, _prepared)
         for name in fetched.pop(adapter_id, ()):
-            _thread.submit(_copies().forget, name)  # after what is being read there
+            if name == never_loaded:  # a retry finds its files here, and need not fetch them
+                fetched[adapter_id] = {name}
+            else:
+                _thread.submit(_copies().forget, name)
         return remove(self, adapter_id)
 
     staging.install()

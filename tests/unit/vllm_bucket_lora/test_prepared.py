@@ -56,3 +56,16 @@ def test_leftovers_make_room_oldest_first() -> None:
         table.make_room()
         table.put(number, read(f"run-v{number}"))
     assert [number for number in range(6) if number in table] == [2, 3, 4, 5]
+
+
+def test_of_a_load_that_did_not_come_only_what_is_still_being_read_stays() -> None:
+    table = PreparedAdapters()
+    assert table.give_up(7) is None
+    table.put(7, read("run-v1"))
+    assert table.give_up(7) == "run-v1"
+    assert 7 not in table
+    reading: Future[Any] = Future()
+    table.put(7, Prepared("run-v1", "/adapters/run-v1", reading))
+    assert table.give_up(7) == "run-v1"
+    assert table.expects(7, "run-v1", "/adapters/run-v1")
+    assert not table.expects(7, "run-v4097", "/adapters/run-v4097")

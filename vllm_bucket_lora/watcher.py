@@ -23,6 +23,7 @@ from adapter_bucket.layout import adapter_name
 from adapter_bucket.store import Store
 from vllm_bucket_lora import metrics
 from vllm_bucket_lora.acceptance import Served
+from vllm_bucket_lora.blocking import beside
 from vllm_bucket_lora.listing import ListingPace
 from vllm_bucket_lora.names import Names
 from vllm_bucket_lora.ports import Group, LoadRefused, ProbeFailed
@@ -37,10 +38,6 @@ LEAVING_TICK_S = 0.25
 """How often adapters on their way out are looked at."""
 FAULT_PAUSE_S = 1.0
 """Pause after an error of our own, so that it cannot spin."""
-
-SILENT_S = 120.0
-"""Longest call of the bucket of which nothing is said. S3's end earlier, those of a folder never if
-its mount hangs, and nothing else would tell that no version comes."""
 
 T = TypeVar("T")
 
@@ -296,7 +293,4 @@ class Watcher:
         self._on_change()
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        asked = asyncio.get_running_loop().run_in_executor(self._executor, call)
-        if not (await asyncio.wait([asked], timeout=SILENT_S))[0]:
-            self._set_fault(f"StoreUnavailable: no answer for {SILENT_S:.0f} s; a mount may hang")
-        return await asked
+        return await beside(self._executor, call, self._set_fault)

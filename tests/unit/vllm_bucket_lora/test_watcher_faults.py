@@ -14,7 +14,7 @@ from adapter_bucket.layout import manifest_key
 from adapter_bucket.memory_store import MemoryStore
 from tests.unit.vllm_bucket_lora.bucket import claim, publish
 from tests.unit.vllm_bucket_lora.harness import following, watching
-from vllm_bucket_lora import watcher
+from vllm_bucket_lora import blocking, watcher
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +133,7 @@ async def test_a_call_to_sleep_that_was_given_up_leaves_the_server_awake(tmp_pat
 async def test_a_bucket_that_does_not_answer_is_told_of_while_it_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "SILENT_S", 0.05)
+    monkeypatch.setattr(blocking, "SILENT_S", 0.05)
     held = threading.Event()
 
     def hang(phase: Literal["before", "after"], call: str, key: str) -> None:

@@ -191,6 +191,8 @@ class Shelf:
     async def _let_go(self, name: str, held: Held) -> None:
         self._on_change()
         self._loader.tidy(name)
+        if self._group.held_elsewhere(name):
+            return  # perhaps it is being fetched there: no need to wait for that
         # A process that takes it back says so before it fetches, and then waits for this turn: so
         # either we see it here, or it fetches and loads anew what is gone once the turn is over.
         turn = self._cache.turn(held.run_id, held.version)

@@ -143,3 +143,20 @@ async def test_a_process_tidies_up_although_another_one_still_serves_the_version
         await other.retire("run-a", 1)
         await other.reap()
         assert engine.calls[-2:] == ["tidy run-a-v1", "remove run-a-v1"]
+
+
+async def test_a_process_that_lets_go_does_not_wait_for_the_fetch_of_another_one(
+    tmp_path: Path,
+) -> None:
+    store, engine = MemoryStore(), FakeEngine()
+    writer = claim(store)
+    publish(writer, 1)
+    entry = writer.manifest.versions[0]
+    with two_api_servers(store, tmp_path, engine) as (one, other):
+        await one.load("run-a", entry)
+        await other.load("run-a", entry)
+        with VersionCache(store, tmp_path).turn("run-a", 1):  # as a long fetch
+            await one.retire("run-a", 1)
+            async with asyncio.timeout(5.0):
+                await one.reap()
+        assert not one.leaving

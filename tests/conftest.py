@@ -5,6 +5,7 @@ xdist's own groups, by a mark, end in the test's id, which pytest 9.2 no longer 
 
 from __future__ import annotations
 
+import signal
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,6 +19,15 @@ SHARE_SERVERS = (
     "tests/integration/trainers",
 )
 """Folders whose files use the same servers or libraries. Any other file is a group of its own."""
+
+
+def pytest_configure() -> None:
+    """Let processes that tests start take a Ctrl-C, also where a shell runs all in the background.
+
+    Such a shell has its commands ignore SIGINT, which every child inherits.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -28,6 +27,7 @@ from adapter_bucket.errors import (
 from adapter_bucket.fencing import read_manifest
 from adapter_bucket.layout import checkpoint_dir, checkpoint_file_key, checkpoint_index_key
 from adapter_bucket.manifest import CheckpointEntry
+from adapter_bucket.pieces import sha256_of
 from adapter_bucket.signing import SigningKeys
 from adapter_bucket.store import Store, StoredObject
 
@@ -200,7 +200,7 @@ def _matches(path: Path, expected: CheckpointFile) -> bool:
     if path.is_symlink() or path.stat().st_size != expected.size:
         return False
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
+        return sha256_of(file) == expected.sha256
 
 
 def _put_in_place(stage: Path, final: Path, index: CheckpointIndex) -> None:

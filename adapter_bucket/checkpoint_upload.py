@@ -6,7 +6,6 @@ deletions: the manifest, then the index, then the files. The schema is in ``chec
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import stat
@@ -46,6 +45,7 @@ from adapter_bucket.layout import (
     parse_checkpoint_key,
 )
 from adapter_bucket.manifest import CheckpointEntry, Manifest
+from adapter_bucket.pieces import sha256_of
 from adapter_bucket.store import Store
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class CheckpointUpload:
         path = self._path(name)
         before = _identity(path)
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = sha256_of(file)
         size = before[1]
         self._create(
             checkpoint_file_key(self._run_id, *self._place, name),

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from adapter_bucket.errors import StoreUnavailable
 from adapter_bucket.file_slices import FileSlices
+from adapter_bucket.pieces import sha256_of
 from adapter_bucket.store import Payload
 
 STAGE_PREFIX = ".tmp-"
@@ -175,7 +176,7 @@ class FileLock:
     def _in_place(self) -> bool:
         try:
             with self._path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").digest() == self._digest
+                return sha256_of(file) == self.sha256
         except FileNotFoundError:
             return False
 

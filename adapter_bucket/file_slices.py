@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from adapter_bucket.errors import IntegrityError
-
-_CHUNK_BYTES = 1024 * 1024
+from adapter_bucket.pieces import PIECE_BYTES
 
 
 class FileSlices:
@@ -60,9 +59,9 @@ class FileSlices:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def chunks(self) -> Iterator[bytes]:
-        """The whole content, a mebibyte at a time."""
-        for start in range(0, self._size, _CHUNK_BYTES):
-            yield self[start : start + _CHUNK_BYTES]
+        """The whole content, ``PIECE_BYTES`` at a time."""
+        for start in range(0, self._size, PIECE_BYTES):
+            yield self[start : start + PIECE_BYTES]
 
 
 Sliceable: TypeAlias = bytes | memoryview | FileSlices

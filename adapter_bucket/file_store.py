@@ -29,9 +29,8 @@ from adapter_bucket.errors import (
 )
 from adapter_bucket.file_lock import LOCK_SUFFIX, STAGE_PREFIX, FileLock
 from adapter_bucket.file_slices import FileSlices
+from adapter_bucket.pieces import PIECE_BYTES
 from adapter_bucket.store import NOT_MODIFIED, NotModified, ObjectInfo, Payload, StoredObject
-
-_COPY_BYTES = 1024 * 1024
 
 
 class FileStore:
@@ -131,7 +130,7 @@ class FileStore:
             if actual != size:
                 raise IntegrityError(f"{key} has {actual} bytes, the manifest says {size}")
             with path.open("xb") as target:
-                shutil.copyfileobj(source, target, _COPY_BYTES)
+                shutil.copyfileobj(source, target, PIECE_BYTES)
 
     def upload(self, key: str, path: Path, *, size: int) -> None:
         """See ``Store.upload``. Errors of reading ``path`` are ``OSError``."""

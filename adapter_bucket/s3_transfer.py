@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef
 
-# Small enough that a deadline is looked at often on a slow line, large enough to cost nothing.
-_CHUNK_BYTES = 256 * 1024
+# Small enough that a deadline is looked at often on a slow line, large enough for few waits for the
+# interpreter lock (see ``pieces``).
+_CHUNK_BYTES = 1024 * 1024
 
 
 class ViewBody(io.RawIOBase):

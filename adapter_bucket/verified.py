@@ -7,12 +7,12 @@ and again whenever inode, size or time of a file changed.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from pathlib import Path
 
 from adapter_bucket.errors import IntegrityError
 from adapter_bucket.manifest import FileEntry, VersionEntry
+from adapter_bucket.pieces import sha256_of
 
 
 def verify_file(path: Path, expected: FileEntry, key: str) -> None:
@@ -25,7 +25,7 @@ def verify_file(path: Path, expected: FileEntry, key: str) -> None:
     if size != expected.size:
         raise IntegrityError(f"{key} has {size} bytes, the manifest says {expected.size}")
     with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
+        actual = sha256_of(file)
     if actual != expected.sha256:
         raise IntegrityError(
             f"{key} has sha256 {actual[:12]}…, the manifest says {expected.sha256[:12]}…; the "

@@ -22,7 +22,7 @@ TINY_PROCESSES = (
 )  # fmt: skip
 """With ``--tiny``; they start processes or set variables."""
 
-TINY_HERE = ("growth_manifest", "growth_tensors")
+TINY_HERE = ("fetch_beside_a_loop", "growth_manifest", "growth_tensors")
 """With ``--tiny``, in this process: torch is imported once."""
 
 SMALL = {

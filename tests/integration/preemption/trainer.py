@@ -212,5 +212,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     assert issubclass(TrainingRun, PreemptibleRun)
-    main()
-    sys.stdout.flush()
+    try:
+        main()
+    finally:
+        sys.stdout.flush()
+        if torch.distributed.is_initialized():  # else gloo's threads may abort the process's end
+            torch.distributed.destroy_process_group()

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from typing import Any
 from benchmarks import results
 from benchmarks.buckets import Bucket, buckets
 from benchmarks.gpu import shapes
+from benchmarks.ranks import as_rank_0
 
 GOAL_SHARE = 20
 """The optimizer may be blocked for this part of TRL's way."""
@@ -37,7 +39,6 @@ WARM_UP = 2
 LARGE_MB = 100
 FEW = 4
 """Rounds of the largest files: the store keeps every one of them."""
-JOIN_S = 30.0
 STEP_S = 0.1
 """Between two syncs: old versions are being deleted meanwhile."""
 
@@ -199,43 +200,13 @@ def copy_ms(values: int, rounds: int) -> float:
     return results.median_ms(times[WARM_UP:])
 
 
-def _as_ranks(plan: Plan) -> dict[str, Any]:
+def _row(plan: Plan) -> dict[str, Any]:
     """The row, with this process as rank 0 of several."""
-    import torch.distributed as dist
-    import torch.multiprocessing as mp
-
-    if plan.processes == 1:
-        row = measure(plan)
-    else:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        with tempfile.TemporaryDirectory() as meeting:
-            context = mp.get_context("spawn")
-            others = [
-                context.Process(target=_join, args=(plan, meeting, rank), daemon=True)
-                for rank in range(1, plan.processes)
-            ]
-            for other in others:
-                other.start()
-            row = _join(plan, meeting, 0)
-            for other in others:
-                other.join(JOIN_S)
-        assert not dist.is_initialized()
+    row = as_rank_0(partial(measure, plan), plan.processes)
     if row is None:
         raise RuntimeError("this process is rank 0, and rank 0 has the row")
     print(row, flush=True)
     return row
-
-
-def _join(plan: Plan, meeting: str, rank: int) -> dict[str, Any] | None:
-    import torch.distributed as dist
-
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}/store", rank=rank, world_size=plan.processes
-    )
-    try:
-        return measure(plan)
-    finally:
-        dist.destroy_process_group()
 
 
 def main() -> None:
@@ -254,7 +225,7 @@ def main() -> None:
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         there = stack.enter_context(buckets(folder, [], None))
         rows = [
-            _as_ranks(Plan(shape, rank, options.rounds, options.processes, tuple(there), memory))
+            _row(Plan(shape, rank, options.rounds, options.processes, tuple(there), memory))
             for shape in options.shapes
             for rank in options.ranks
         ]

@@ -13,15 +13,16 @@ With ``--processes 2`` the factors are cut over two GPUs as FSDP2 cuts them, ove
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.gpu import report, shapes
+from benchmarks.ranks import as_rank_0
 
 COLUMNS = (
     "shape", "rank", "tensors", "file, MB",
@@ -29,7 +30,6 @@ COLUMNS = (
 )  # fmt: skip
 GOALS_MS = {("1.5B", 1): 0.6, ("1.5B", 16): 2.0, ("1.5B", 64): 4.0}
 """In one process."""
-JOIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,6 @@ class Plan:
     device: str
     processes: int
     rounds: int
-    meeting: str
-    """A file that does not exist yet."""
 
 
 def main() -> None:
@@ -52,57 +50,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = _as_ranks(
-            Plan(
-                shapes=("tiny",) if options.tiny else ("1.5B", "7B"),
-                device="cpu" if options.tiny else "cuda",
-                processes=options.processes,
-                rounds=5 if options.tiny else options.rounds,
-                meeting=f"{folder}/meeting",
-            )
-        )
+    plan = Plan(
+        shapes=("tiny",) if options.tiny else ("1.5B", "7B"),
+        device="cpu" if options.tiny else "cuda",
+        processes=options.processes,
+        rounds=5 if options.tiny else options.rounds,
+    )
+    backend: Literal["gloo", "nccl"] = "gloo" if options.tiny else "nccl"
+    rows = as_rank_0(partial(_measure_all, plan), plan.processes, backend=backend)
     name = "snapshot" if options.processes == 1 else "snapshot_sharded"
     report.finish(name, COLUMNS, rows, options.out)
 
 
-def _as_ranks(plan: Plan) -> list[dict[str, Any]]:
-    """All rows, with this process as rank 0."""
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    others = [
-        context.Process(target=_measure_all, args=(plan, rank), daemon=True)
-        for rank in range(1, plan.processes)
-    ]
-    for other in others:
-        other.start()
-    rows = _measure_all(plan, 0)
-    for other in others:
-        other.join(JOIN_S)
-    return rows
-
-
-def _measure_all(plan: Plan, rank: int) -> list[dict[str, Any]]:
+def _measure_all(plan: Plan) -> list[dict[str, Any]]:
     import torch
-    import torch.distributed as dist
 
     if plan.device == "cpu":
         torch.set_num_threads(1)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    else:
-        torch.cuda.set_device(rank)
-    if plan.processes > 1:
-        dist.init_process_group(
-            "gloo" if plan.device == "cpu" else "nccl",
-            init_method=f"file://{plan.meeting}",
-            rank=rank,
-            world_size=plan.processes,
-        )
-    rows = [measure(plan, shape, lora_rank) for shape in plan.shapes for lora_rank in (1, 16, 64)]
-    if plan.processes > 1:
-        dist.destroy_process_group()
-    return rows
+    return [measure(plan, shape, lora_rank) for shape in plan.shapes for lora_rank in (1, 16, 64)]
 
 
 def measure(plan: Plan, shape: str, lora_rank: int) -> dict[str, Any]:

@@ -50,9 +50,9 @@ IMPORTED = (
     "gpu.swap_profile", "gpu.swap_summary", "gpu.swap_window", "gpu.task",
     "heap_report.sitecustomize", "plugin_cpu", "plugin_loop_blocked", "plugin_probe_tolerance",
     "plugin_swap_report", "process_memory", "proxy_floor", "proxy_load", "proxy_recipe",
-    "proxy_rivals", "recorded_store", "replicas", "report.__main__", "report.data", "report.growth",
-    "report.page", "report.plots", "report.runs", "report.syncs", "results", "slow_link",
-    "soak_fleet", "test_gather", "test_probe", "test_snapshot", "trainings",
+    "proxy_rivals", "ranks", "recorded_store", "replicas", "report.__main__", "report.data",
+    "report.growth", "report.page", "report.plots", "report.runs", "report.syncs", "results",
+    "slow_link", "soak_fleet", "test_gather", "test_probe", "test_snapshot", "trainings",
 )  # fmt: skip
 """Parts of others, and commands that take no arguments."""
 

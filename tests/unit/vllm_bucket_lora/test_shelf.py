@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,21 +21,29 @@ from vllm_bucket_lora.shelf import GRACE_S, Shelf
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_time_that_a_server_stood_still_is_no_grace(tmp_path: Path) -> None:
-    """Else a request that was admitted just before would meet an adapter that is gone."""
-    store, engine, now = MemoryStore(), FakeEngine(), [100.0]
+@asynccontextmanager
+async def one_server(root: Path, engine: FakeEngine, now: list[float]) -> AsyncIterator[Shelf]:
+    """The shelf of one process that has loaded ``run-a-v1``; ``now[0]`` is the time."""
+    store = MemoryStore()
     writer = claim(store)
     publish(writer, 1)
     with ThreadPoolExecutor(1) as executor:
         shelf = Shelf(
             engine,
-            VersionCache(store, tmp_path),
-            ServerGroup(tmp_path, rank=0, count=1),
+            VersionCache(store, root),
+            ServerGroup(root, rank=0, count=1),
             executor=executor,
             on_change=lambda: None,
             clock=lambda: now[0],
         )
         await shelf.load("run-a", writer.manifest.versions[0])
+        yield shelf
+
+
+async def test_the_time_that_a_server_stood_still_is_no_grace(tmp_path: Path) -> None:
+    """Else a request that was admitted just before would meet an adapter that is gone."""
+    engine, now = FakeEngine(), [100.0]
+    async with one_server(tmp_path, engine, now) as shelf:
         now[0] += 5.0
         await shelf.reap()
         await shelf.retire("run-a", 1)
@@ -55,19 +63,8 @@ async def test_the_time_that_a_server_stood_still_is_no_grace(tmp_path: Path) ->
 async def test_a_server_that_keeps_looking_waits_for_the_grace_and_no_longer(
     tmp_path: Path,
 ) -> None:
-    store, engine, now = MemoryStore(), FakeEngine(), [100.0]
-    writer = claim(store)
-    publish(writer, 1)
-    with ThreadPoolExecutor(1) as executor:
-        shelf = Shelf(
-            engine,
-            VersionCache(store, tmp_path),
-            ServerGroup(tmp_path, rank=0, count=1),
-            executor=executor,
-            on_change=lambda: None,
-            clock=lambda: now[0],
-        )
-        await shelf.load("run-a", writer.manifest.versions[0])
+    engine, now = FakeEngine(), [100.0]
+    async with one_server(tmp_path, engine, now) as shelf:
         await shelf.retire("run-a", 1)
         retired_at = now[0]
         while shelf.leaving:

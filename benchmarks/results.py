@@ -106,8 +106,12 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
+    """Of the tree that is measured; ``None`` outside a clone, and on a machine without git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
     return done.stdout.strip() or None
 
 

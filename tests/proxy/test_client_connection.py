@@ -242,11 +242,11 @@ async def test_pipelining_clients_all_get_their_own_answers_in_order(harness: Ha
 
 async def test_an_idle_connection_is_closed_and_a_used_one_is_not(harness: Harness) -> None:
     async def slow(received: Received, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.2)
         await answer_json(writer, {})
 
     proxy, _ = await proxy_with(harness, slow)
-    proxy.server.config.timeout_keep_alive = cast(int, 0.4)
+    proxy.server.config.timeout_keep_alive = cast(int, 1.0)
     async with proxy.client() as client, asyncio.timeout(10):
         for _ in range(2):  # longer than an idle time may be
             await client.send("POST", "/v1/completions", body=BODY)
@@ -256,7 +256,7 @@ async def test_an_idle_connection_is_closed_and_a_used_one_is_not(harness: Harne
         assert (await client.answer()).status == 200
         begun = asyncio.get_running_loop().time()
         assert await client.reader.read() == b""
-        assert 0.3 < asyncio.get_running_loop().time() - begun < 5
+        assert 0.8 < asyncio.get_running_loop().time() - begun < 5
 
 
 @pytest.mark.parametrize(

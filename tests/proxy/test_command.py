@@ -21,9 +21,10 @@ COMMAND = [sys.executable, "-m", "bucket_lora_proxy"]
 async def test_the_command_serves_until_sigterm_and_finishes_what_is_running(
     harness: Harness,
 ) -> None:
-    release = asyncio.Event()
+    asked, release = asyncio.Event(), asyncio.Event()
 
     async def slow(received: object, writer: asyncio.StreamWriter) -> None:
+        asked.set()
         await release.wait()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
@@ -40,7 +41,7 @@ async def test_the_command_serves_until_sigterm_and_finishes_what_is_running(
         assert match, log
         client = Client(*await asyncio.open_connection("127.0.0.1", int(match[1])))
         await client.send("POST", "/v1/completions", body=b'{"model": "base"}')
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(asked.wait(), 20)
         process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.3)
         release.set()

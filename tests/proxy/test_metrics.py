@@ -63,8 +63,9 @@ async def test_the_phases_of_a_generation_are_timed(harness: Harness) -> None:
         assert await value(proxy, "phase_seconds_count", phase=phase) == 1
         seconds = await value(proxy, "phase_seconds_sum", phase=phase)
         assert seconds is not None
-        assert 0.9 * least <= seconds < least + 0.5
+        assert 0.9 * least <= seconds < least + 5  # not the milliseconds' number
     waiting = asyncio.create_task(proxy.generate("run-v2"))
+    await until(lambda: proxy.deps.watcher.awaited() == ["run-v2"])
     await asyncio.sleep(0.3)
     replica.make_ready("run-v2")
     assert (await waiting).status == 200

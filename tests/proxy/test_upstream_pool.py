@@ -10,6 +10,7 @@ import pytest
 from bucket_lora_proxy.errors import ConnectFailed, GivenUp, NoResponse, UpstreamTimeout
 from bucket_lora_proxy.outbox import Outbox
 from bucket_lora_proxy.upstream import Origin, Pool
+from tests.proxy.proxy_harness import until
 from tests.proxy.scripted import CHUNKED, OK, ask, talking, writes
 from tests.proxy.wire import Received, answer
 
@@ -101,11 +102,11 @@ async def test_a_reused_connection_that_dies_at_once_is_repeated_a_fresh_one_is_
 
 async def test_idle_connections_are_reused_up_to_their_age_only() -> None:
     async with talking(writes(OK + b"content-length: 2\r\n\r\nok")) as (pool, server):
-        pool._keep_alive_s = 0.05
+        pool._keep_alive_s = 0.5
         await ask(pool)
         await ask(pool)
         assert server.connections == 1
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.6)
         await ask(pool)
         assert server.connections == 2
 
@@ -156,7 +157,7 @@ async def test_a_request_given_up_here_is_not_sent_again_although_its_connection
     async with talking(second_hangs) as (pool, server):
         await ask(pool)
         hanging = asyncio.create_task(ask(pool))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(server.requests) == 2)
         pool.fail_active("it was stopped")
         with pytest.raises(GivenUp, match="it was stopped"):
             await hanging
@@ -216,7 +217,7 @@ async def test_a_cancelled_exchange_closes_its_connection_and_frees_its_place() 
 
     async with talking(never, limit=1) as (pool, server):
         task = asyncio.create_task(ask(pool))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(server.requests) == 1)
         waiting = asyncio.create_task(ask(pool))
         await asyncio.sleep(0.01)
         task.cancel()

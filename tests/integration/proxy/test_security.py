@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.integration.plugin.server import wait_until
 from tests.integration.proxy.conftest import CLIENT_TOKEN, REPLICA_TOKEN, Gateway
 from tests.integration.proxy.raw_client import ANSWER_S, statuses
 
@@ -40,6 +41,7 @@ GENERATION_S = 30.0
 """Limit of a generation on a busy machine."""
 
 GENERATED = "vllm:generation_tokens_total"
+RUNNING = "vllm:num_requests_running"
 
 LOGIN = f"authorization: Bearer {CLIENT_TOKEN}\r\n".encode()
 SMUGGLED = b"POST /pause HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
@@ -235,14 +237,10 @@ def test_a_client_that_leaves_has_its_request_aborted_in_the_engine(
         if stream:
             assert client.read_until(b"data:")
         else:
-            time.sleep(0.1)
-    deadline = time.monotonic() + 10
-    while aborted(gateway) == before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert aborted(gateway) > before
-    page = gateway.direct("/metrics")
-    assert metric(page, GENERATED) - tokens < 4 * 250
-    assert metric(page, "vllm:num_requests_running") == 0
+            wait_until(lambda: metric(gateway.direct("/metrics"), RUNNING) > 0)
+    wait_until(lambda: aborted(gateway) > before)
+    wait_until(lambda: metric(gateway.direct("/metrics"), RUNNING) == 0)
+    assert metric(gateway.direct("/metrics"), GENERATED) - tokens < 4 * 250
     assert metric(gateway.ask("GET", "/metrics")[1], "bucket_lora_proxy_in_flight") == 0
 
 

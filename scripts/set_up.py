@@ -9,7 +9,6 @@ build" work around its packaging; each says when it can go.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.util
 import shutil
@@ -157,11 +156,9 @@ def provide_libnuma(python: Path) -> Path:
 
 
 def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
+    """Whether the environment's programs find it: on the machine, or from an earlier set-up."""
+    load = f"import ctypes; ctypes.CDLL({library!r})"
+    return subprocess.run([PYTHON, "-c", load], capture_output=True, check=False).returncode == 0
 
 
 def _site_packages(python: Path) -> Path:

@@ -61,11 +61,12 @@ async def test_the_limit_of_a_call_covers_its_place_its_head_and_its_body() -> N
 
     async with talking(slow, limit=1) as (pool, server):
 
-        async def fetch() -> None:
-            await pool.fetch(b"GET", b"/x", timeout_s=0.3, max_bytes=1000)
+        async def fetch(timeout_s: float) -> None:
+            await pool.fetch(b"GET", b"/x", timeout_s=timeout_s, max_bytes=1000)
 
         begun = asyncio.get_running_loop().time()
-        for failed in await asyncio.gather(fetch(), fetch(), return_exceptions=True):
+        # The second waits for the first one's place, which is not free before its limit is over.
+        for failed in await asyncio.gather(fetch(1.0), fetch(0.3), return_exceptions=True):
             assert isinstance(failed, UpstreamTimeout)
         assert asyncio.get_running_loop().time() - begun < 3
         assert len(server.requests) == 1

@@ -53,7 +53,8 @@ KILLS = [
     f"1:before delete {CHECKPOINT}/",
     f"1:after delete {CHECKPOINT}/",
 ]
-STEPS = 60
+STEPS = 120
+"""More than all lives before the last ever take: a busy machine trains on while a kill waits."""
 TOLERANCE = 1e-3
 """Nats. vLLM and transformers differ by some 1e-5 in float32."""
 

@@ -42,6 +42,8 @@ GENERATION_S = 30.0
 
 GENERATED = "vllm:generation_tokens_total"
 RUNNING = "vllm:num_requests_running"
+COUNT = 128
+"""Completions of a request that is to last for seconds: four take half a second."""
 
 LOGIN = f"authorization: Bearer {CLIENT_TOKEN}\r\n".encode()
 SMUGGLED = b"POST /pause HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
@@ -231,7 +233,7 @@ def test_a_client_that_leaves_has_its_request_aborted_in_the_engine(
 ) -> None:
     """vLLM counts only what it finishes, so the proof is its log, and tokens it did not make."""
     before, tokens = aborted(gateway), metric(gateway.direct("/metrics"), GENERATED)
-    body = generation(gateway, max_tokens=250, ignore_eos=True, n=4, stream=stream)
+    body = generation(gateway, max_tokens=250, ignore_eos=True, n=COUNT, stream=stream)
     with gateway.raw() as client:
         client.write(request(body, b"content-length: %d" % len(body)))
         if stream:
@@ -240,7 +242,7 @@ def test_a_client_that_leaves_has_its_request_aborted_in_the_engine(
             wait_until(lambda: metric(gateway.direct("/metrics"), RUNNING) > 0)
     wait_until(lambda: aborted(gateway) > before)
     wait_until(lambda: metric(gateway.direct("/metrics"), RUNNING) == 0)
-    assert metric(gateway.direct("/metrics"), GENERATED) - tokens < 4 * 250
+    assert metric(gateway.direct("/metrics"), GENERATED) - tokens < COUNT * 250
     assert metric(gateway.ask("GET", "/metrics")[1], "bucket_lora_proxy_in_flight") == 0
 
 

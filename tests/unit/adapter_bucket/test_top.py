@@ -8,41 +8,23 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adapter_bucket.cli import main
-from adapter_bucket.errors import ConfigError, StoreUnavailable
 from adapter_bucket.file_store import FileStore
 from adapter_bucket.heartbeat import Heartbeat, Seen, write_heartbeat
 from adapter_bucket.manifest import RunState
-from adapter_bucket.proxy_metrics import ProxySample, parse_metrics, read_proxy
 from adapter_bucket.publish import RunWriter
 from adapter_bucket.status import ReplicaStatus, RunStatus
-from adapter_bucket.top_frame import proxy_part, replica_part, run_part
+from adapter_bucket.top_frame import replica_part, run_part
 from tests.adapters import BASE, version
-
-METRICS = """\
-# HELP bucket_lora_proxy_members Replicas
-bucket_lora_proxy_members{source="static",state="up"} 2.0
-bucket_lora_proxy_members{source="static",state="down"} 1.0
-bucket_lora_proxy_requests_total{status="200"} 40.0
-bucket_lora_proxy_requests_total{status="503"} 2.0
-bucket_lora_proxy_prompt_tokens_total 800.0
-bucket_lora_proxy_matched_prompt_tokens_total 700.0
-bucket_lora_proxy_in_flight{replica="http://a:1"} 3.0
-bucket_lora_proxy_in_flight{replica="http://b:1"} 4.0
-bucket_lora_proxy_run_lag_versions{run="run-1"} 2.0
-bucket_lora_proxy_run_lag_versions{run="odd \\"name\\""} 9.0
-process_open_fds 12.0
-"""
+from tests.unit.adapter_bucket.proxy_page import METRICS, metrics_server
 
 
 @pytest.fixture
@@ -71,33 +53,6 @@ def beat(store: FileStore, *, ready: list[int], refused: dict[int, str] | None =
         run_id="run-1", replica_id="a", url="http://a:1", sequence=len(ready), interval_s=15,
         written_at=0, status=status,
     ))  # fmt: skip
-
-
-@contextmanager
-def metrics_server(answer: Callable[[str | None], tuple[int, str]]) -> Iterator[str]:
-    """What a proxy's ``/metrics`` may answer, by the token that came."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            code, body = answer(self.headers["Authorization"])
-            self.send_response(code)
-            if code == 302:
-                self.send_header("Location", body)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def frame(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -182,7 +137,7 @@ def test_the_view_is_live_in_a_terminal(url: str) -> None:
         writer.publish(4, **version(4))
         _read_until(main_end, r"version 4 ")
         child.send_signal(signal.SIGINT)
-        _read_to_the_end(main_end, child)
+        _read_while(main_end, lambda _: child.poll() is None)
         assert child.wait() == 130
 
 
@@ -196,88 +151,17 @@ def test_in_a_terminal_it_waits_for_a_run_to_begin(tmp_path: Path) -> None:
 
 
 def _read_until(descriptor: int, pattern: str) -> None:
+    _read_while(descriptor, lambda seen: not re.search(pattern, seen))
+
+
+def _read_while(descriptor: int, wanted: Callable[[str], bool]) -> None:
+    """As a terminal does: a process whose output nobody takes cannot go on, nor end."""
     seen, deadline = "", time.monotonic() + 30
-    while not re.search(pattern, seen):
+    while wanted(seen):
         assert time.monotonic() < deadline, seen
-        if select.select([descriptor], [], [], 0.2)[0]:
-            seen += os.read(descriptor, 65536).decode(errors="replace")
-
-
-def _read_to_the_end(descriptor: int, child: subprocess.Popen[bytes]) -> None:
-    """As a terminal does: a process whose output nobody takes cannot end."""
-    deadline = time.monotonic() + 30
-    while child.poll() is None:
-        assert time.monotonic() < deadline
         if select.select([descriptor], [], [], 0.05)[0]:
-            with suppress(OSError):  # the other side is closed
-                os.read(descriptor, 65536)
-
-
-# --- the proxy's metrics ---
-
-
-def test_metrics_are_parsed_by_name_and_label() -> None:
-    sample = ProxySample(0.0, parse_metrics(METRICS))
-    assert sample.total("requests_total") == 42
-    assert sample.by("in_flight", "replica") == {"http://a:1": 3, "http://b:1": 4}
-    assert parse_metrics("bucket_lora_proxy_x oops\nnonsense\n") == {}
-
-
-def test_rates_are_between_two_samples_and_none_after_a_restart() -> None:
-    first = ProxySample(10.0, parse_metrics("bucket_lora_proxy_requests_total 10"))
-    second = ProxySample(12.0, parse_metrics("bucket_lora_proxy_requests_total 50"))
-    assert proxy_part(second, first, run_id="r")["requests_per_s"] == 20
-    assert proxy_part(first, second, run_id="r")["requests_per_s"] is None
-    assert proxy_part(first, None, run_id="r")["requests_per_s"] is None
-    assert proxy_part(ProxySample(0, parse_metrics(METRICS)), None, run_id="run-1")["lag"] == 2
-
-
-def test_the_token_is_sent_and_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(token: str | None) -> tuple[int, str]:
-        return (200, METRICS) if token == "Bearer good-token" else (401, "")
-
-    with metrics_server(answer) as proxy:
-        monkeypatch.delenv("BUCKET_LORA_TOKEN", raising=False)
-        with pytest.raises(ConfigError, match="answers 401: set BUCKET_LORA_TOKEN"):
-            read_proxy(proxy)
-        monkeypatch.setenv("BUCKET_LORA_TOKEN", "good-token")
-        assert read_proxy(proxy + "/").total("requests_total") == 42
-
-
-def test_no_redirect_is_followed_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BUCKET_LORA_TOKEN", "good-token")
-    stolen: list[str | None] = []
-
-    def thief(token: str | None) -> tuple[int, str]:
-        stolen.append(token)
-        return 200, METRICS
-
-    with (
-        metrics_server(thief) as elsewhere,
-        metrics_server(lambda token: (302, f"{elsewhere}/metrics")) as proxy,
-        pytest.raises(StoreUnavailable, match="answers 302"),
-    ):
-        read_proxy(proxy)
-    assert stolen == []
-
-
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [("ftp://x", "is not http"), ("localhost:8000", "is not http"), ("http://", "is not http"),
-     ("http://x:secret@host", "holds a login")],
-)  # fmt: skip
-def test_addresses_that_are_none_are_refused(address: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as raised:
-        read_proxy(address)
-    assert "secret" not in str(raised.value)
-
-
-def test_something_else_than_a_proxy_is_said() -> None:
-    with (
-        metrics_server(lambda token: (200, "vllm:num_requests_running 1")) as proxy,
-        pytest.raises(StoreUnavailable, match="no metrics of a bucket-lora-proxy"),
-    ):
-        read_proxy(proxy)
+            with suppress(OSError):  # the process has ended, which `wanted` has to see
+                seen += os.read(descriptor, 65536).decode(errors="replace")
 
 
 # --- parts of a frame ---

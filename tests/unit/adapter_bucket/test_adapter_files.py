@@ -161,15 +161,18 @@ def test_an_untrained_b_is_refused_after_the_first_step_only() -> None:
     assert "no effect" in faults(tensors, trained=True)[0]
 
 
-def test_five_megabytes_are_checked_within_a_tenth_of_a_second() -> None:
+def test_a_check_takes_less_than_a_look_at_every_byte_in_python() -> None:
+    """5 MB take about 2 ms, and `sum`, which looks at one byte after another, ten times as long."""
     data = adapter_file(1, rank=16, layers=24, width=1700)
     config = adapter_config(16)
-    best = math.inf
-    for _ in range(3):
-        started = time.perf_counter()
+    shares = []
+    for _ in range(5):
+        started = time.thread_time()
         assert adapter_faults(data, config, dtype="bfloat16", rank=16, trained=True) == []
-        best = min(best, time.perf_counter() - started)
-    assert best < 0.1 * (len(data) / 5e6) * 3  # three times the bound: other work runs beside
+        checked = time.thread_time()
+        sum(data)
+        shares.append((checked - started) / (time.thread_time() - checked))
+    assert min(shares) < 1, shares
 
 
 def test_the_writer_refuses_before_anything_is_uploaded() -> None:

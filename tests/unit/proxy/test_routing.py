@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,25 +125,30 @@ def test_outstanding_work_is_what_is_not_cached_and_may_be_decoded() -> None:
     assert replica.outstanding == 0
 
 
-def test_a_decision_about_2048_tokens_among_16_replicas_takes_at_most_100_us() -> None:
+def test_a_decision_takes_less_than_parsing_its_prompt_would() -> None:
+    """The speed of 2,048 token ids among 16 replicas, as a share of what `json` takes for them.
+
+    The first of a group hashes the prompt, the others recognise it: about 0.6 and 0.13. In
+    microseconds, which are the machine's: `python -m benchmarks.proxy_decision --check`.
+    """
     router, hasher, fleet = Router(16), Hasher(), [Bare(slot) for slot in range(16)]
-    rng = random.Random(1)
+    rng, clock = random.Random(1), time.thread_time  # other processes may take the core meanwhile
     template = [rng.randrange(32_000) for _ in range(23)]
-    prompts = [template + [rng.randrange(32_000) for _ in range(2025)] for _ in range(24)]
-    contents = [json.dumps(ids).encode() for ids in prompts]
-    first, took = [], []
-    for content in contents:
+    first, others = [], []
+    for _ in range(24):
+        content = json.dumps(template + [rng.randrange(32_000) for _ in range(2025)]).encode()
+        begun = clock()
+        json.loads(content)
+        parsing_s = clock() - begun
+        shares = []
         for _ in range(8):
-            begun = time.thread_time()  # other processes may take the core meanwhile
+            begun = clock()
             described = hasher.prompt("run-v1", content, 300)
             choice = router.pick(fleet, described)
             assert choice is not None
             router.end(choice, router.begin(choice, described))
-            took.append(time.thread_time() - begun)
-        first.append(took[-8])
-    took.sort()
-    first.sort()
-    assert took[len(took) // 2] < 100e-6, [f"{seconds * 1e6:.0f}" for seconds in took[::16]]
-    # The first of a group hashes all of the prompt, and is quick only with warm caches: the best
-    # quarter, as other processes may empty them meanwhile.
-    assert first[len(first) // 4] < 100e-6, [f"{seconds * 1e6:.0f}" for seconds in first]
+            shares.append((clock() - begun) / parsing_s)
+        first.append(shares[0])
+        others += shares[1:]
+    assert statistics.median(first) < 1.5, sorted(first)
+    assert statistics.median(others) < 0.5, sorted(others)[::16]

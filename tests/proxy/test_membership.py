@@ -246,7 +246,7 @@ async def test_what_a_leaving_replica_was_asked_goes_to_another(
 
     leaving = await harness.replica(StandIn(ready={"run-v1"}, behaviour=never))
     write_heartbeat(store, heartbeat(leaving.url))
-    proxy = await follow(harness, bucket, control_timeout_s=0.3)
+    proxy = await follow(harness, bucket, control_timeout_s=1.0)
     await proxy.until_up(1)
     member = proxy.deps.fleet.replicas[0]
     asked = [asyncio.create_task(proxy.generate("run-v1")) for _ in range(5)]

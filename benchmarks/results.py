@@ -21,6 +21,9 @@ ROOT = Path(__file__).parents[1]
 IGNORED = ROOT / ".benchmarks"
 PACKAGES = ("trl-async-bucket", "torch", "trl", "peft", "vllm", "boto3", "pydantic", "safetensors")
 
+LOAD_BEFORE = round(os.getloadavg()[0], 1)
+"""Taken at import: at the end it would be the benchmark's own."""
+
 
 def arguments(module: str, description: str | None) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark with a JSON file has."""
@@ -37,7 +40,7 @@ def environment() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 1),
+        "load before": LOAD_BEFORE,
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "commit": _commit(),

@@ -28,7 +28,8 @@ class Result:
     def source(self) -> str:
         """The command, and when it ran."""
         about = self.environment
-        return f"`{about['command']}` (commit {about['commit']}, load {about['load']} before)"
+        load = about["load before"]
+        return f"`{about['command']}` (commit {about['commit']}, load {load} before)"
 
 
 class Results:

@@ -58,7 +58,7 @@ def _machine(results: Results) -> str:
     ]
     return (
         f"{'; '.join(said)}. Servers, buckets and clients of a measurement share these cores. "
-        "The load before a command is named with it: from 2 on, other programs ran beside it, and "
-        "times are upper bounds. "
+        "The load before a command is named with it: from 2 on, other programs ran beside it, or "
+        "had just ended, and times are upper bounds. "
         "`make bench-results` takes all figures anew, `make bench-report` writes this section."
     )

@@ -87,7 +87,8 @@ def main_of(module: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> No
 
 def rows(folder: Path, name: str) -> list[dict[str, object]]:
     written = json.loads((folder / f"{name}.json").read_text())
-    assert written["environment"].keys() >= {"processor", "cores", "load", "versions", "commit"}
+    named = {"processor", "cores", "load before", "versions", "commit"}
+    assert written["environment"].keys() >= named
     found: list[dict[str, object]] = written["rows"]
     return found
 

@@ -48,9 +48,11 @@ def whole(results: Results) -> str:
             table(list(rows[0]), rows),
             "TRL's sync has no bucket whose latency could be set: a delayed folder would be a "
             "stand-in of our own making, so it is compared without latency only. One run each, one "
-            "after another, beside other programs: only large differences count, and rewards of "
-            "single runs differ by chance. [Beside stock TRL](side-by-side.md) has 100 "
-            "steps over a folder, and [A whole GRPO run](#a-whole-grpo-run) a GPU.",
+            "after another: only large differences count, and rewards of single runs differ by "
+            "chance. Where a version takes several steps to be ready, as at 100 ms, the trainer "
+            "waits for rollouts that are young enough; a larger `max_staleness` takes older ones "
+            "([Sizing](sizing.md#what-a-slow-bucket-does)). [Beside stock TRL](side-by-side.md) "
+            "has 100 steps over a folder, and [A whole GRPO run](#a-whole-grpo-run) a GPU.",
             f"* {ours.source}\n* {stock.source}",
         ]
     )

@@ -29,7 +29,7 @@ DECODE_TOKENS = 300
 
 def measure(prompts: int) -> dict[str, Any]:
     """One row, in this process."""
-    from benchmarks.proxy_memory import Bare
+    from benchmarks.proxy_decision import Bare
     from bucket_lora_proxy.prefix import Hasher
     from bucket_lora_proxy.router import Router
 

@@ -6,8 +6,8 @@
 Groups of eight requests share a prompt. *read*: the JSON of the body is checked and the fields that
 routing needs are found; *hash*: its blocks are hashed, or the prompt is recognised; *pick*: the
 replica is chosen, after which the request is sent; *note*: what the replica holds from now on.
-Medians, in microseconds of the thread's own time. ``--check`` ends with 1 where *all*
-takes more than ``GOAL_US``.
+Medians, in microseconds of the thread's own time. ``--check`` ends with 1 where *all* takes more
+than ``GOAL_US``.
 """
 
 from __future__ import annotations

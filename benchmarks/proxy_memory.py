@@ -15,10 +15,10 @@ import json
 import os
 import random
 from collections import deque
-from dataclasses import dataclass
 
 import uvloop
 
+from benchmarks.proxy_decision import Bare
 from benchmarks.proxy_load import Load, bodies, rss_mb, upstreams
 from benchmarks.proxy_rivals import start_ours, stopping
 from bucket_lora_proxy.prefix import Hasher
@@ -27,14 +27,6 @@ from bucket_lora_proxy.router import Choice, Router
 REPLICAS = 16
 IN_FLIGHT = 384
 VERSION_REQUESTS = 20_000
-
-
-@dataclass(eq=False)
-class Bare:
-    """All that the router needs of a replica."""
-
-    slot: int
-    outstanding: float = 0.0
 
 
 def route(requests: int) -> list[float]:

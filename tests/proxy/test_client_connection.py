@@ -252,11 +252,11 @@ async def test_an_idle_connection_is_closed_and_a_used_one_is_not(harness: Harne
             await client.send("POST", "/v1/completions", body=BODY)
             assert (await client.answer()).status == 200
         await asyncio.sleep(0.3)
+        begun = asyncio.get_running_loop().time()
         await client.send("GET", "/health")
         assert (await client.answer()).status == 200
-        begun = asyncio.get_running_loop().time()
         assert await client.reader.read() == b""
-        assert 0.5 < asyncio.get_running_loop().time() - begun < 5
+        assert 0.8 < asyncio.get_running_loop().time() - begun < 5
 
 
 @pytest.mark.parametrize(
